@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import functools
+import importlib
 import os
 import platform
 import re
+import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import keras
@@ -23,6 +26,29 @@ try:
 except ImportError:
     tf_keras = None
 
+
+def _imported_from(folder):
+    """Returns the lossscale of another checkout, beside the one that is imported."""
+    own = {name: sys.modules.pop(name) for name in _modules_of_lossscale()}
+    sys.path.insert(0, str(Path(folder).resolve()))
+    try:
+        other = importlib.import_module("lossscale")
+    finally:
+        sys.path.pop(0)
+        for name in _modules_of_lossscale():
+            del sys.modules[name]
+        sys.modules.update(own)
+    return other
+
+
+def _modules_of_lossscale():
+    return [name for name in sys.modules if name.split(".")[0] == "lossscale"]
+
+
+#: Another checkout, in whose place this process has its lossscale, too: "before".
+BEFORE = os.environ.get("BEFORE")
+lossscale_before = BEFORE and _imported_from(BEFORE)
+
 INNER = {"sgd": ("SGD", 1e-6), "adam": ("Adam", 1e-6)}
 #: Name -> the optimizer's family, what wraps it, and the contender to compare it with.
 CONTENDERS = {
@@ -33,9 +59,11 @@ CONTENDERS = {
     "ours-headroom": ("keras3", "headroom", "bare"),
     "ours-unrecorded": ("keras3", "unrecorded", "bare"),
     "floor": ("keras3", "floor", "bare"),
+    "before": ("keras3", "before", "bare"),
     "tf_keras-bare": ("keras2-new", None, None),
     "tf_keras": ("keras2-new", "theirs", "tf_keras-bare"),
     "ours-tf_keras": ("keras2-new", "dynamic", "tf_keras-bare"),
+    "before-tf_keras": ("keras2-new", "before", "tf_keras-bare"),
     "legacy-bare": ("keras2-legacy", None, None),
     "legacy": ("keras2-legacy", "theirs", "legacy-bare"),
     "ours-legacy": ("keras2-legacy", "dynamic", "legacy-bare"),
@@ -95,7 +123,11 @@ def versions():
 
 def installed():
     """Returns the names of the contenders whose optimizers are installed."""
-    return [name for name, (family, *_) in CONTENDERS.items() if family in families()]
+    return [
+        name
+        for name, (family, wrapping, _) in CONTENDERS.items()
+        if family in families() and (BEFORE or wrapping != "before")
+    ]
 
 
 def resnet50():
@@ -138,12 +170,12 @@ class Gradients:
     #: The rows of the batch: with so few, arithmetic takes no longer than writing.
     DEPTH = 8
 
-    def __init__(self, shapes, rows=None, dtype=tf.float32):
+    def __init__(self, shapes, rows=None, dtype=tf.float32, loss=2.0**-8):
         self.dense_shapes = shapes
         self.shapes = [(rows, *shape[1:]) for shape in shapes] if rows else shapes
         self.dtype = dtype
         self._indices = tf.range(rows) * 7 if rows else None
-        self._loss = tf.Variable(2.0**-8, trainable=False)
+        self._loss = tf.Variable(loss, trainable=False)
         sides = [_sides(shape) for shape in self.shapes]
         self._left = {
             side: tf.Variable(tf.ones([side, self.DEPTH], dtype)) for side, _ in sides
@@ -216,6 +248,8 @@ class Contender:
         elif wrapping == "headroom":  # what it costs to look at the gradients
             scale = lossscale.HeadroomLossScale()
             optimizer = lossscale.LossScaleOptimizer(optimizer, scale)
+        elif wrapping == "before":
+            optimizer = lossscale_before.LossScaleOptimizer(optimizer, "dynamic")
         elif wrapping not in {None, "floor"}:
             optimizer = lossscale.LossScaleOptimizer(optimizer, wrapping)
         variables = shared_by(family, variables)
@@ -247,14 +281,19 @@ class Contender:
         found = found() if callable(found) else found
         return None if found is None else float(np.asarray(found))
 
-    def check(self):
-        """Raises `RuntimeError` if a step was skipped, which takes another time."""
+    def check(self, skips=False):
+        """Raises `RuntimeError` if the steps were not as they should be.
+
+        A skipped step takes another time. `skips` tells whether all are skipped.
+        """
         ours = getattr(self._optimizer, "loss_scale", None)
         skipped = getattr(ours, "skipped_steps", None)
         now = self._loss_scale()
         fell = now is not None and now < self._first_loss_scale
-        if fell if skipped is None else int(skipped.numpy()):
-            raise RuntimeError(f"{self.name}: steps were skipped")
+        was_skipped = fell if skipped is None else int(skipped.numpy()) > 0
+        if now is not None and was_skipped != skips:
+            found = "skipped" if was_skipped else "applied"
+            raise RuntimeError(f"{self.name}: steps were {found}")
 
     def trace(self):
         """Returns the traced step."""

@@ -261,7 +261,7 @@ def watching() -> Any:
     _run(panels[0, 0], scale, _limit(300, 18), "well: it tries its limit")
     _run(panels[0, 1], scale, _limit(300, 40), "well: the limit is higher still")
     _run(panels[1, 0], scale, falling, "gradients grow: clip, or a lower rate")
-    _run(panels[1, 1], scale, np.zeros(60), "nothing is finite: see My loss is NaN")
+    _run(panels[1, 1], scale, np.zeros(60), "nothing is finite: the scale cannot help")
     return figure
 
 

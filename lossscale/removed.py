@@ -14,7 +14,7 @@ REMOVED: Dict[str, str] = {
     "ScaledBlock": "Use HeadroomLossScale, or let the layers whose gradients are far "
     'below the others compute in float32: layer(..., dtype="float32").',
     "LogNormalLossScale": "Use HeadroomLossScale. The page 'A loss scale of your own' "
-    "has this rule as an example.",
+    "links to this rule: examples/log_normal.py.",
     "import_state": "Pass what the other system saved as arguments, as in "
     'DynamicLossScale.from_preset("torch", initial_loss_scale=scaler.get_scale()).',
     "export_state": "Read the loss scale's variables, such as "

@@ -115,6 +115,13 @@ def test_an_optimizer_of_ones_own():
 
 
 @pytest.mark.slow
+def test_a_loss_scale_that_looks_at_the_gradients():
+    out = printed_in_a_process("log_normal")
+    lost = int(re.search(r"steps_lost=(\d+)", out)[1])
+    assert 0 < lost < 20  # of 2,000 steps, about one in 1,000 and those at the start
+
+
+@pytest.mark.slow
 def test_the_forward_ranges_of_a_gated_network(printed_by):
     printed = printed_by("forward_ranges")
     assert "    Multiply(..., dtype=\"float32\", name='product')" in printed

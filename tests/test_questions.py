@@ -1,4 +1,4 @@
-"""docs/questions.md: the programs that answer a question do what the answer says."""
+"""The programs that answer a question do what the pages say."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pages
+import programs
 import pytest
 import tensorflow as tf
-from limits import TENSORFLOW
+from installed import families
+from limits import TENSORFLOW, skip_without
 from models import assert_same, inner_variables, variable_of
+from processes import printed
 
 import lossscale
 
@@ -54,7 +57,7 @@ def test_float16_goes_on_from_float32_and_back(run):
     (2, 15) < TENSORFLOW < (2, 21), reason="TFLite ends the process with Keras 3.3"
 )
 def test_a_model_trained_in_float16_becomes_int8(run):
-    found = run(program("saving", "TFLite"))
+    found = run(programs.TFLITE)
     x, model = found["x"], found["model"]
     interpreter = tf.lite.Interpreter(model_content=found["converted"])
     interpreter.allocate_tensors()
@@ -104,7 +107,7 @@ def test_gradients_are_added_up_on_several_replicas(run, mirrored):
 
 
 def test_the_steps_of_another_library_are_scaled(run):
-    found = run(program("custom-loops", "LibraryModel"))
+    found = run(programs.LIBRARY)
     losses = [float(loss) for loss in found["losses"]]
     assert losses[-1] < losses[0]
     for optimizer in (found["model"].optimizer, found["optimizer"]):
@@ -145,7 +148,7 @@ def test_a_skipped_step_leads_to_the_batch_and_to_its_row(run, capsys):
 
 def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
     with pytest.warns(lossscale.LossScaleWarning, match="was NaN before it was scaled"):
-        run(program("watching", "find_nonfinite"))
+        run(program("trouble", "except FloatingPointError"))
     assert 'dtype="float32", name=\'wide' in capsys.readouterr().out
 
 
@@ -169,7 +172,7 @@ def test_masks_in_float16(run):
 
 @pytest.mark.slow
 def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
-    found = run(program("trouble", "min_loss_scale"))
+    found = run(programs.BELOW_1)
     assert 2.0**-20 < float(found["scale"]) < 1
     assert count(found["optimizer"].applied_steps) > 16
     assert count(found["scale"].skipped_steps) > 1
@@ -177,7 +180,7 @@ def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
 
 @pytest.mark.slow
 def test_a_skipped_step_does_not_move_the_learning_rate(run):
-    found = run(program("recipes", "ExponentialDecay"))
+    found = run(programs.LEARNING_RATES)
     assert found["skipped"] > 1
     assert found["skipped"] + found["applied"] == 32
     learning_rate = found["optimizer"].inner_optimizer.learning_rate
@@ -233,7 +236,7 @@ def test_an_optimizer_that_is_built_before_freezing_trains_both_phases(run):
 
 
 def test_the_true_loss_of_a_librarys_loop_is_logged(run):
-    found = run(program("custom-loops", "LibraryModel"))
+    found = run(programs.LIBRARY)
     weights = found["model"].get_weights()
     kernel, bias = weights
     x, true_loss = found["x"], float(found["true_loss"].numpy())
@@ -245,7 +248,7 @@ def test_the_true_loss_of_a_librarys_loop_is_logged(run):
 
 
 def test_the_scaled_loss_over_the_new_loss_scale_is_not_the_true_loss(run):
-    text = program("custom-loops", "LibraryModel")
+    text = programs.LIBRARY
     old = "optimizer = lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))\n"
     assert old in text
     new = old.replace("(0.1))", "(0.1), lossscale.DynamicLossScale(2.0**15, 10))")
@@ -256,7 +259,7 @@ def test_the_scaled_loss_over_the_new_loss_scale_is_not_the_true_loss(run):
 
 
 def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
-    found = run(program("custom-loops", "LibraryAgent"))
+    found = run(programs.AGENT)
     keras, model, x = found["keras"], found["model"], found["x"]
     sgd, wrapped = type(found["inner"]), lossscale.LossScaleOptimizer
     start = [np.zeros_like(weight) for weight in model.get_weights()]
@@ -339,7 +342,7 @@ def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
 
 
 def test_several_losses_are_scaled_as_a_sum_a_list_or_each(run):
-    found = run(program("custom-loops", '"penalty"'))
+    found = run(programs.LOSSES)
     assert found["found"] == [5.0, 5.0, 5.0]
     optimizer = found["optimizer"]
     losses = {"main": tf.constant(1.0)}
@@ -475,7 +478,29 @@ def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
 
 
 @pytest.mark.slow
-def test_the_program_for_float16_has_float32_weights(run):
-    found = run(program("trouble", 'not "float16"'))
+def test_mixed_float16_has_float32_weights(run):
+    found = run(program("start", "np.ones([256, 8])"))
     dtypes = {tf.as_dtype(weight.dtype).name for weight in found["model"].weights}
     assert dtypes == {"float32"}
+
+
+@pytest.mark.slow
+def test_a_trained_model_needs_no_lossscale_to_predict(tmp_path):
+    skip_without("the pages", families()[0])
+    keras = families()[0].keras
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    model.fit(np.ones([8, 4]), np.ones([8, 1]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    program = tmp_path / "predict.py"
+    program.write_text(
+        "import sys\n"
+        "import keras\n"
+        "import numpy as np\n"
+        f"path = {str(tmp_path / 'model.keras')!r}\n"
+        "model = keras.models.load_model(path, compile=False)\n"
+        "print(model.predict(np.ones([1, 4]), verbose=0).item())\n"
+        "assert 'lossscale' not in sys.modules\n"
+    )
+    last = printed(program).splitlines()[-1]
+    assert float(last) == pytest.approx(float(model(np.ones([1, 4]))[0, 0]), rel=1e-6)

@@ -13,9 +13,10 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Scalar
-from lossscale.scales.base import LossScale, value_of
+from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.uses import value_of
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):

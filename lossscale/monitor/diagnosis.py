@@ -18,7 +18,7 @@ from lossscale.monitor.reading import Batches, Readings
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
-from lossscale.scales.base import can_change, unguarded
+from lossscale.scales.uses import can_change, unguarded
 
 _NAMED = 5  # the most variables that a message names
 #: A lower loss scale makes no gradient overflow in float32 that is not huge by itself.

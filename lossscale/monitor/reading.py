@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from lossscale.monitor.skips import Skips, skips_in
 from lossscale.runtime import kerases
-from lossscale.scales.base import guard_of, shown_value
 from lossscale.scales.headroom import FLOAT16_MAX
+from lossscale.scales.uses import guard_of, shown_value
 
 _MARKS = 4096  # so many batches of an epoch are told apart
 

@@ -89,8 +89,8 @@ The largest gradient is not known: LossScaleMonitor(check_underflow=True) keeps 
 BAD_LOSSES = """\
 {steps} skipped because the loss{name} was {kinds} before it was scaled{where}{rows}."""
 RULE_WAS_TOLD = """\
-The loss scale was told of each as of an overflow, though no loss scale is at fault: \
-it was {before} when the epoch began, and is {now}. \
+Each of these steps counted as an overflow, though no loss scale is at fault: it was \
+{before} when the epoch began, and is {now}. \
 LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""
 MANY_BAD_LOSSES = """\
 With nonfinite_loss="skip" the loss scale ignores a bad loss. But ten steps in a row, \

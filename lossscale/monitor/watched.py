@@ -17,8 +17,8 @@ from lossscale.monitor.reading import Batches, Reading, Readings
 from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
-from lossscale.scales.base import can_change, unguarded
 from lossscale.scales.spike_guard import SpikeGuard
+from lossscale.scales.uses import can_change, unguarded
 
 _BAD_LOSSES = 3  # warn after so many losses in a row that were bad before scaling
 _DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504

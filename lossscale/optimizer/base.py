@@ -5,62 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, wrappers
+from lossscale.optimizer.attributes import answered
 from lossscale.optimizer.dialect import Dialect, InnerSum
 from lossscale.optimizer.engine import LossScaleEngine
 from lossscale.optimizer.record import NonfiniteGradient, Spike
 from lossscale.runtime.aliases import Grad, Grads, Tensor
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, unguarded
-
-
-def forwarded(name: str) -> Any:
-    """Returns a property that reads and sets the inner optimizer's attribute `name`."""
-
-    def get_value(self: Any) -> Any:
-        return getattr(self.inner_optimizer, name)
-
-    def set_value(self: Any, value: Any) -> None:
-        # Keras 3's constructor sets its defaults before `inner_optimizer` exists.
-        if hasattr(self, "inner_optimizer"):
-            setattr(self.inner_optimizer, name, value)
-
-    return property(get_value, set_value, doc=f"The inner optimizer's `{name}`.")
-
-
-def delegated(name: str) -> Callable[..., Any]:
-    """Returns a method that calls the inner optimizer's method `name`."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.inner_optimizer, name)(*args, **kwargs)
-
-    call.__name__, call.__doc__ = name, f"Calls the inner optimizer's `{name}`."
-    return call
-
-
-def answered(*names: str, doc: str = "") -> Any:
-    """Returns a property: the first of these attributes that the loss scale has."""
-    doc = doc or f"The loss scale's `{'` or `'.join(names)}`, None if it has none."
-
-    def get_value(self: Any) -> Any:
-        scale = unguarded(self.loss_scale)
-        values = (getattr(scale, each, None) for each in names)
-        return next((value for value in values if value is not None), None)
-
-    def refuse(self: Any, value: Any) -> None:
-        # Keras 3's constructor sets its defaults before the loss scale exists.
-        if hasattr(self, "_engine"):
-            raise AttributeError(
-                "The loss scale's settings must be arguments of LossScaleOptimizer, "
-                f"got {value!r} for an attribute. Write LossScaleOptimizer("
-                "inner_optimizer, DynamicLossScale(...)), or, to set the value, "
-                "optimizer.loss_scale.current_loss_scale.assign(...)."
-            )
-
-    return property(get_value, refuse, doc=doc)
+from lossscale.scales.base import LossScale
 
 
 class LossScaleOptimizer:
@@ -129,14 +84,12 @@ class LossScaleOptimizer:
     inner_optimizer: Any
     iterations: Any
     name: str
-
-    #: Set in `__dict__`, or Keras would track what is in them.
+    #: These are set in `__dict__`, or Keras would track what is in them.
     _engine: LossScaleEngine
     _inner_sum: InnerSum
     _given_name: str
     #: Keras 2's own wrapper has it, and programs read it.
     _loss_scale: LossScale
-    #: What this Keras's optimizers are called, hold and save.
     _dialect: Dialect
 
     __signature__ = wrappers.Signature()
@@ -186,7 +139,6 @@ class LossScaleOptimizer:
         name = name or "loss_scale_optimizer"
         construct: Any = super().__init__  # of Keras's own wrapper
         construct(inner_optimizer, **dialect.constructor_arguments(name))
-        # Keras's own __setattr__ would track these, under names of its own.
         inner_sum = dialect.take(inner_optimizer, communication_dtype is not None)
         self.__dict__.update(_engine=engine, _inner_sum=inner_sum, _given_name=name)
         self.__dict__.update(_loss_scale=engine.loss_scale)
@@ -201,9 +153,8 @@ class LossScaleOptimizer:
         inner = getattr(self, "inner_optimizer", None)
         engine = getattr(self, "_engine", None)  # Keras's constructor may print it
         listed = [type(inner).__name__, repr(engine and engine.loss_scale)]
-        listed += [
-            f"{k}={v!r}" for k, v in (engine._options() if engine else {}).items()
-        ]
+        options = engine._options() if engine else {}
+        listed += [f"{name}={value!r}" for name, value in options.items()]
         return f"LossScaleOptimizer({', '.join(listed)})"
 
     @property
@@ -220,9 +171,8 @@ class LossScaleOptimizer:
     def applied_steps(self) -> Any:
         """How many of the steps that the loss scale counts were applied.
 
-        This is `iterations`, except under Keras 3's `gradient_accumulation_steps`: then
-        each batch is a step of the loss scale, and `iterations` counts updates of
-        several batches. A variable or a tensor: read it with `.numpy()`.
+        Under Keras 3's `gradient_accumulation_steps` each batch is such a step, while
+        `iterations` counts updates. A variable or a tensor: read it with `.numpy()`.
         """
         return self._dialect.applied_steps(self.inner_optimizer)
 
@@ -244,8 +194,7 @@ class LossScaleOptimizer:
     def get_unscaled_gradients(self, grads: Iterable[Grad]) -> Grads:
         """Returns the true gradients, and remembers whether they were finite.
 
-        You may look at them and clip them. You may unscale several lists of gradients
-        of one loss.
+        You may clip them. You may unscale several lists of gradients of one loss.
 
         Args:
           grads: A list of gradients of the scaled loss. `None`s stay.
@@ -267,34 +216,27 @@ class LossScaleOptimizer:
         """Returns the gradients that were not finite at the last step skipped for that.
 
         It covers all replicas of this process, before clipping; with
-        `communication_dtype`, also their sum. It reads the device: call it between
-        steps.
+        `communication_dtype`, also their sum. Call it between steps.
 
         Returns:
-          A list of `NonfiniteGradient`. It is empty if no step was skipped because of
-          its gradients, in a `tf.compat.v1` graph, or if the overflow was clipped away.
+          A list of `NonfiniteGradient`. It is empty if no step was skipped for that, in
+          a `tf.compat.v1` graph, or if the overflow was clipped away.
         """
         return self._engine.nonfinite_gradients()
 
     def nonfinite_loss(self) -> Optional[str]:
-        """Returns whether the unscaled loss of the last skipped step was inf or NaN.
+        """Returns `"inf"` or `"nan"` if the last skipped step's unscaled loss was that.
 
-        If it was, no loss scale helps. Call it between steps.
-
-        Returns:
-          `"inf"` or `"nan"`. None if the loss was finite, or if it is not known that
-          the gradients were those of this loss, as where one `tf.function` scaled it
-          and another one applied them.
+        Then no loss scale helps. None: the loss was finite, or the gradients are not
+        known to be those of this loss, as if another `tf.function` applied them. Call
+        it between steps.
         """
         return self._engine.nonfinite_loss()
 
     def last_spike(self) -> Optional[Spike]:
-        """Returns the last spike: a step that a `SpikeGuard` skipped for its size.
+        """Returns the last step that a `SpikeGuard` skipped for its size, or None.
 
         It covers this process. Call it between steps.
-
-        Returns:
-          A `Spike`. None if no step was skipped for its size.
         """
         return self._engine.last_spike()
 
@@ -345,8 +287,7 @@ class LossScaleOptimizer:
         """
         config = keras_arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
-        # Keras 2 changes the config that it deserializes. The caller's stays as it is.
-        config = keras_arguments.plain(config)
+        config = keras_arguments.plain(config)  # a copy, which Keras 2 changes
         inner, loss_scale = config.pop("inner_optimizer"), config.pop("loss_scale")
         if isinstance(inner, dict):
             inner = wrapper._dialect.deserialize(inner, custom_objects)
@@ -361,8 +302,7 @@ class LossScaleOptimizer:
         names = set(inspect.signature(asked).parameters)
         if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
             return asked(inner, loss_scale, **others)
-        # It derived from Keras's own wrapper once, and from ours now. Its constructor
-        # takes Keras's arguments in the place of `loss_scale`.
+        # It was written to derive from Keras's own wrapper, and takes its arguments.
         found: Any = serialization.get(loss_scale)
         given = {**others, **keras_arguments.as_theirs(found)}
         return asked(inner, **{n: v for n, v in given.items() if n in names})
@@ -377,9 +317,8 @@ class LossScaleOptimizer:
     ) -> Any:
         """Returns an optimizer that goes on from the state of Keras's own wrapper.
 
-        It takes over the inner optimizer, in the middle of a run if you like. Do not
-        use Keras's wrapper after this call: it would change the same weights. Call
-        `from_keras` eagerly, in the scope of the strategy that trains the model:
+        It takes over the inner optimizer, also in the middle of a run: do not use
+        Keras's wrapper after that. Call it eagerly, in the scope of the strategy:
 
         ```
         optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
@@ -392,8 +331,7 @@ class LossScaleOptimizer:
           nonfinite_loss: As in the constructor.
 
         Returns:
-          A `LossScaleOptimizer` with the same loss scale, count of finite steps and
-          arguments.
+          A `LossScaleOptimizer` with the same loss scale, counters and arguments.
 
         Raises:
           TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
@@ -423,14 +361,12 @@ class LossScaleOptimizer:
         model.compile(optimizer, loss="mse")
         ```
 
-        A `tf.function` that was traced before goes on with the old loss scale: it
-        scales and unscales by that one. To set the value of a dynamic loss scale,
-        assign it: `optimizer.loss_scale.current_loss_scale.assign(1024.0)`. That needs
-        no new optimizer, and functions that were traced before read it.
+        A `tf.function` that was traced before goes on with the old loss scale. To set
+        only the value of a dynamic loss scale, which such functions read, write
+        `optimizer.loss_scale.current_loss_scale.assign(1024.0)`.
 
-        Call it eagerly, between two steps, in the scope of the strategy that trains the
-        model. Optimizers that share a loss scale share the new one if you pass it to
-        `with_loss_scale` of each.
+        Call it eagerly, between two steps, in the scope of the strategy. Optimizers
+        that share a loss scale share the new one if you pass it to each.
 
         Args:
           loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)` goes on
@@ -444,7 +380,7 @@ class LossScaleOptimizer:
           TypeError: `loss_scale` is no loss scale.
           ValueError: `loss_scale` is out of range, or is a `FixedLossScale` that checks
             nothing with `communication_dtype`.
-          RuntimeError: You called it in a graph or under a ParameterServerStrategy, or
+          RuntimeError: It is called in a graph or under a ParameterServerStrategy, or
             this optimizer was replaced already.
         """
         engine, inner = self._engine, self.inner_optimizer
@@ -469,12 +405,11 @@ class LossScaleOptimizer:
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._engine._options(),
         }
-        plain: Dict[str, Any] = keras_arguments.plain(config)
-        return plain
+        return dict(keras_arguments.plain(config))
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        # Keras 3 would save and load each optimizer by itself. If two optimizers share
-        # a loss scale, each would get a copy of its own.
+        # Keras 3 would save and load each optimizer by itself, so that two optimizers
+        # that share a loss scale would each get a copy.
         inner = copy.deepcopy(self.inner_optimizer, memo)
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)

@@ -25,7 +25,8 @@ from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import NO_CHECK, Check
 from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Scalar
-from lossscale.scales.base import LossScale, value_of
+from lossscale.scales.base import LossScale
+from lossscale.scales.uses import value_of
 
 
 def refuse_dtype(dtype: str) -> None:

@@ -6,16 +6,14 @@ The wrappers of a Keras hold one; all that they have in common is in `base`.
 from __future__ import annotations
 
 import abc
-from collections import Counter
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Grads, Variable
-from lossscale.scales.base import LossScale
+from lossscale.runtime.aliases import Grads
 
 #: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.8 to 2.21).
 MARK = "_is_wrapped_by_loss_scale_optimizer"
@@ -170,49 +168,3 @@ def parts(optimizer: Any) -> List[Any]:
     """Returns an optimizer, and the optimizers in it if it is a `MultiOptimizer`."""
     inside = getattr(optimizer, "optimizers", None) or []
     return [optimizer, *(part for each in inside for part in parts(each))]
-
-
-def names_in_files(loss_scale: LossScale) -> Dict[str, Variable]:
-    """Returns a loss scale's variables by their names in Keras's files.
-
-    A variable is called as it was created. If a loss scale holds another one, several
-    variables may be called `skipped_steps`. Each of these has its path as its name:
-    `skipped_steps` is the outer one's, `loss_scale/skipped_steps` the inner one's. A
-    loss scale cannot know its holder when it creates its variables, so the names are
-    made here. They are file format.
-    """
-    variables = loss_scale.variables
-    # tf.Module documents this method for its subclasses.
-    reached = loss_scale._flatten(
-        predicate=lambda each: isinstance(each, tf.Variable), with_path=True
-    )
-    paths: Dict[int, str] = {}
-    for path, variable in reached:
-        paths.setdefault(id(variable), "/".join(map(str, path)))
-    names = [plain_name(variable) for variable in variables]
-    with_path = [paths.get(id(v), name) for v, name in zip(variables, names)]
-    clash = _clashing(names)
-    mixed = [path if name in clash else name for name, path in zip(names, with_path)]
-    # A path can be the name of another variable.
-    names = with_path if _clashing(mixed) else mixed
-    return dict(zip(names, variables))
-
-
-def names_before_3_1(loss_scale: LossScale) -> Dict[str, Variable]:
-    """Returns what files of 3.0.0 and older hold of a loss scale, by its name there.
-
-    Of several variables of one name, they hold only the innermost one.
-    """
-    return {plain_name(variable): variable for variable in loss_scale.variables}
-
-
-def plain_name(variable: Variable) -> str:
-    """Returns the name with which a variable was created."""
-    return str(variable.name).split(":")[0]
-
-
-def _clashing(names: List[str]) -> Set[str]:
-    """Returns the names that occur twice, or are a folder in the path of another."""
-    parts = [name.split("/") for name in names]
-    counts = Counter("/".join(p[:end]) for p in parts for end in range(1, len(p) + 1))
-    return {name for name in names if counts[name] > 1}

@@ -14,22 +14,18 @@ import inspect
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
-import numpy as np
 import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, unscale_and_check
-from lossscale.optimizer import wrappers
-from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
-from lossscale.optimizer.dialect import Dialect, names_in_files, plain_name
+from lossscale.optimizer import files, wrappers
+from lossscale.optimizer.attributes import delegated, forwarded
+from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.dialect import Dialect
 from lossscale.runtime import float16_weights, kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales.ignored_losses import SINCE_3_1_0
 
-#: Variables that files of 0.1.0 do not hold, and those that files of 3.0.0 do not hold.
-#: Files without names hold them last, in this order.
-SINCE_0_1_0 = ("consecutive_skipped_steps",)
-NEWER = (*SINCE_0_1_0, *SINCE_3_1_0)
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
 _TRACKED = "_lossscale_tracked"
 
@@ -158,48 +154,6 @@ class NewDialect(Keras2Dialect):
         inner.build(variables)
 
 
-class _Renamed(tf.Variable):
-    """A variable under another name. All else is the variable's own."""
-
-    def __init__(self, variable: Variable, name: str) -> None:
-        object.__getattribute__(self, "__dict__").update(renamed=variable, name=name)
-
-    def __getattribute__(self, attribute: str) -> Any:
-        held = object.__getattribute__(self, "__dict__")
-        if attribute in {"__class__", "__dict__"}:
-            return object.__getattribute__(self, attribute)
-        return (
-            held["name"] if attribute == "name" else getattr(held["renamed"], attribute)
-        )
-
-    # Python looks for these in the class.
-
-    def __repr__(self) -> str:
-        return repr(vars(self)["renamed"])
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.array(self.numpy(), *args, **kwargs)
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
-
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-
-def _as_tensor(
-    value: Any, dtype: Any = None, name: Any = None, as_ref: bool = False
-) -> Any:
-    del as_ref
-    return tf.convert_to_tensor(value.value(), dtype=dtype, name=name)
-
-
-tf.register_tensor_conversion_function(_Renamed, _as_tensor, 0)
-
-
 class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
@@ -216,9 +170,8 @@ class Keras2Base(LossScaleOptimizer):
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
-        # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
-        # stands where Keras's own wrapper has one. What a wrapper before this one
-        # tracked under the same name is replaced.
+        # In a checkpoint the wrapper looks like the inner optimizer, with its loss
+        # scale where Keras's wrapper has one. What an earlier one tracked is replaced.
         inner = self.inner_optimizer
         tracked = vars(inner).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
@@ -305,15 +258,13 @@ class Keras2Base(LossScaleOptimizer):
         pairs = list(zip(every, weights))
         if len(weights) > len(self._dialect.variables_of(self.inner_optimizer)):
             missing = every[len(weights) :]
-            pairs += [(v, 0) for v in missing if plain_name(v) in SINCE_3_1_0]
+            pairs += [(v, 0) for v in missing if files.plain_name(v) in SINCE_3_1_0]
         self._dialect.keras.backend.batch_set_value(pairs)
 
     def _own_variables(self) -> List[Variable]:
         """Returns the loss scale's variables, then the engine's."""
-        own = [*self.loss_scale.variables, *self._engine._saved().values()]
-        # The order of files without names: see `NEWER`.
-        places = {name: place for place, name in enumerate(NEWER)}
-        return sorted(own, key=lambda v: places.get(plain_name(v), -1))
+        saved = self._engine._saved().values()
+        return files.in_order([*self.loss_scale.variables, *saved])
 
     def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
@@ -321,25 +272,14 @@ class Keras2Base(LossScaleOptimizer):
         return [*inner, *self._own_variables()]
 
     def _listed_variables(self) -> List[Variable]:
-        """Returns `_all_variables`, each under its name in files.
-
-        Keras writes an .h5 file by the names of what is listed. It can have only one
-        value of each name.
-        """
-        own = {id(v): name for name, v in names_in_files(self.loss_scale).items()}
-        return [
-            each
-            if own.get(id(each)) in {None, plain_name(each)}
-            else _Renamed(each, f"{own[id(each)]}:0")
-            for each in self._all_variables()
-        ]
+        """Returns `_all_variables`, each under its name in files."""
+        return files.under_names(self._all_variables(), self.loss_scale)
 
 
 class _Name(str):
     """The name of a wrapper's class, of which `lower()` returns another name.
 
-    `convert_to_legacy_optimizer` looks for a class by this name in small letters, and
-    would find Keras's own wrapper.
+    `convert_to_legacy_optimizer` would find Keras's own wrapper by this one.
     """
 
     __slots__ = ()
@@ -410,8 +350,7 @@ class _New(Keras2Base):
         """Applies `(gradient, variable)` pairs, or skips them on all replicas.
 
         They are summed over replicas unless `skip_gradients_aggregation` is True, or
-        the older argument is False. As Keras does, this ignores `name` and returns
-        `iterations`, the number of applied steps.
+        the older argument is False. This ignores `name` and returns `iterations`.
         """
         aggregates = experimental_aggregate_gradients and not skip_gradients_aggregation
         self._apply_pairs(grads_and_vars, name, aggregates)
@@ -436,24 +375,11 @@ class _New(Keras2Base):
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
         inner = self._dialect.variables_of(self.inner_optimizer)
-        own = self._own_variables()
-        newer = sum(plain_name(v) in SINCE_3_1_0 for v in own)
-        since = sum(map(_is_since_0_1_0, own))
-        older = len(inner) + len(own) - newer
-        counts = {len(inner), older - since, older}
-        # A file of a run with nonfinite_loss="skip", into an optimizer without it.
-        with_skip = older + len(SINCE_3_1_0)
-        counts |= set() if newer else {with_skip}
         count = len(store.keys())
-        if count in counts:
+        if files.is_count_of(count, inner, self._own_variables()):
             super().set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
-
-
-def _is_since_0_1_0(variable: Variable) -> bool:
-    """Tells whether files of 0.1.0 do not hold a variable of a loss scale."""
-    return plain_name(variable) in SINCE_0_1_0
 
 
 class CallableList(List[Any]):

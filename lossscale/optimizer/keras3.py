@@ -10,20 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients.check import (
-    NO_CHECK,
-    Check,
-    checked,
-    worst_of_each,
-)
-from lossscale.optimizer import wrappers
-from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
-from lossscale.optimizer.dialect import (
-    Dialect,
-    names_before_3_1,
-    names_in_files,
-    plain_name,
-)
+from lossscale.gradients.check import NO_CHECK, Check, checked, worst_of_each
+from lossscale.optimizer import files, wrappers
+from lossscale.optimizer.attributes import answered, delegated, forwarded
+from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.dialect import Dialect
 from lossscale.provenance.witness import Witness
 from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
@@ -43,18 +34,6 @@ without loss scaling. None of its state was restored. Restore the checkpoint int
 `optimizer.inner_optimizer`:
 
     tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
-"""
-
-
-_NOT_BUILT = """\
-The optimizer was saved without its slots, such as Adam's moments. They were read from \
-an .h5 file, and wait until the optimizer is built. Build it, and save again:
-
-    model.optimizer.build(model.trainable_variables)
-"""
-_DO_NOT_FIT = """\
-The slots that an .h5 file holds were not restored: they do not fit the variables that \
-the optimizer trains. They begin with their first values.
 """
 
 
@@ -127,7 +106,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         loss_scale, inner = self.loss_scale, self.inner_optimizer
-        # Checkpoints of Keras's own wrapper use these names of the scale and counter.
+        # Checkpoints of Keras's own wrapper use these names.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
         if hasattr(loss_scale, "good_steps"):
@@ -136,8 +115,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         for key, variable in self._own_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
-        # The variables of an inner optimizer that is built already, for a call of
-        # `apply` without variables. Not public.
+        # Of an optimizer that is built, for `apply` without variables. Not public.
         built_for = list(getattr(inner, "_trainable_variables", []))
         self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
         self.__dict__.update(_is_asked_to_build=False)
@@ -152,8 +130,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     ema_momentum = forwarded("ema_momentum")
     ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
     gradient_accumulation_steps = forwarded("gradient_accumulation_steps")
-    # Keras's callbacks set the learning rates of these, if the inner optimizer is a
-    # MultiOptimizer. Other inner optimizers do not have the attribute.
+    # Only a MultiOptimizer has these. Keras's callbacks set their learning rates.
     optimizers = forwarded("optimizers")
 
     # The inner optimizer owns the variables that these create, and saves them.
@@ -243,8 +220,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             float16_weights.warn_of_float16(self, grads, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
-        # A float8 layer divides gradients by such a scale, bounds the quotients, and
-        # multiplies them by the scale again. So the gradients are scaled all the same.
+        # A float8 layer divides gradients by such a scale, and multiplies them again:
+        # they are scaled all the same.
         witness = self._engine.division.witness
         for variable in filter(_is_overwritten, variables):
             is_scaled = variable.name in _OF_SCALED_GRADIENTS
@@ -253,15 +230,13 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
 
-        It ignores `name`, which loops that were written for Keras 2 pass, and returns
-        `iterations`, the number of applied steps.
+        It ignores `name`, which loops for Keras 2 pass, and returns `iterations`.
         """
         del name
         pairs = list(grads_and_vars)
         if not pairs:
             return self.inner_optimizer.apply_gradients(pairs)  # Keras's own error
-        grads, variables = zip(*pairs)
-        self.apply(grads, variables)
+        self.apply(*zip(*pairs))
         return self.iterations
 
     def set_weights(self, weights: Any) -> None:
@@ -283,7 +258,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # The list of an optimizer that differs in `nonfinite_loss`, or of a release
         # that does not know the newest variables.
         other = older if newer else [*own, *[np.int64(0)] * len(SINCE_3_1_0)]
-        by_name = {plain_name(variable): variable for variable in older}
+        by_name = {files.plain_name(variable): variable for variable in older}
         # Keras's wrapper lists iteration, learning rate, counter and scale.
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
         theirs[2] = by_name.get("good_steps", theirs[2])
@@ -293,11 +268,11 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             # Slots that do not exist yet cannot be compared with.
             rest = len(weights) - len(listed)
             has_room = rest == 0 or (rest > 0 and not inner.built)
-            if has_room and all(map(_fits, listed, weights)):
+            if has_room and all(map(files.fits, listed, weights)):
                 if inner.built:
                     inner.set_weights(weights[len(before) :])
                 else:
-                    _set_when_built(inner, weights[len(before) :])
+                    files.set_when_built(inner, weights[len(before) :])
                 for variable, weight in zip(before, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
@@ -317,7 +292,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         for name, variable in self._own_variables().items():
             store[name] = variable.numpy()
         if "build" in vars(self.inner_optimizer):
-            warn(_NOT_BUILT)
+            warn(files.NOT_BUILT)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the loss scale's state.
@@ -326,11 +301,14 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         """
         keys = set(store.keys())
         variables = self._own_variables()
-        older = {**names_before_3_1(self.loss_scale), **self._newer_variables()}
-        if not any(_holds(store, name) for name in {*variables} - {*older}):
+        newer = {name: variables[name] for name in SINCE_3_1_0 if name in variables}
+        # Of several variables of one name, files of 3.0.0 hold only the innermost one.
+        older = {files.plain_name(each): each for each in self.loss_scale.variables}
+        older.update(newer)
+        if not any(files.holds(store, name) for name in {*variables} - {*older}):
             variables = older
-        found = {name: name for name in variables if _holds(store, name)}
-        # Keras's wrapper lists iteration, learning rate, counter and scale. The third
+        found = {name: name for name in variables if files.holds(store, name)}
+        # Keras's wrapper has these numbers for the scale and the counter. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
@@ -338,15 +316,14 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         elif not found and keys:
             inner = self.inner_optimizer
             inner.load_own_variables(store)
-            # Next Keras hands the inner optimizer its own group, which such a file does
-            # not have, and would warn that it loads nothing.
-            vars(inner)["load_own_variables"] = partial(_load_what_is_there, inner)
-        # All values are read before the first one is set, so that a damaged file
-        # changes nothing here.
+            # Next Keras loads the inner optimizer's own group, which such a file lacks,
+            # and would warn of that.
+            vars(inner)["load_own_variables"] = partial(files.load_what_is_there, inner)
+        # All are read before the first is set: a damaged file changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
         if found:  # older files do not hold these
-            newer = [each for each in SINCE_3_1_0 if each in variables]
-            values = {**{name: np.array(0) for name in newer}, **values}
+            newest = [name for name in SINCE_3_1_0 if name in variables]
+            values = {**dict.fromkeys(newest, np.array(0)), **values}
         for name, value in values.items():
             variables[name].assign(value)
 
@@ -359,65 +336,15 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 self.loss_scale._forget_ignored()
         return super()._lookup_dependency(name, cached_dependencies)
 
-    def _newer_variables(self) -> Dict[str, Variable]:
-        """Returns those of `_own_variables` that files of 3.0.0 do not hold."""
-        own = self._own_variables()
-        return {name: own[name] for name in SINCE_3_1_0 if name in own}
-
     def _own_variables(self) -> Dict[str, Variable]:
         """Returns the loss scale's variables and the engine's, by their names in files.
 
         The names that files of 3.0.0 do not hold are the last ones.
         """
         # Asked each time: a loss scale of the user's may create some at its first step.
-        found = {**names_in_files(self.loss_scale), **self._engine._saved()}
+        found = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
         newer = {name: found.pop(name) for name in SINCE_3_1_0 if name in found}
         return {**found, **newer}
-
-
-def _load_what_is_there(inner: Any, store: Any) -> None:
-    """Is an optimizer's `load_own_variables` for one call: without a word if empty."""
-    vars(inner).pop("load_own_variables", None)
-    if store.keys():
-        inner.load_own_variables(store)
-
-
-def _holds(store: Any, name: str) -> bool:
-    """Tells whether a file holds a value of this name, or of this path."""
-    folder, _, path = name.partition("/")
-    if folder not in store.keys():  # noqa: SIM118 - Keras 3.3's store has no `in`
-        return False
-    try:
-        return not path or store[name] is not None
-    except (KeyError, ValueError):  # ValueError: `folder` is a value
-        return False
-
-
-def _set_when_built(inner: Any, values: List[Any]) -> None:
-    """Sets the values of an optimizer that has no slots yet.
-
-    Those that are there already are set now, `iterations` and the learning rate; the
-    slots as soon as they are created.
-    """
-    now = inner.variables
-    for variable, value in zip(now, values):
-        variable.assign(value)
-    slots = [np.array(value) for value in values[len(now) :]]  # the file is closed then
-    if slots:
-        vars(inner)["build"] = partial(_build_with, inner, slots)
-
-
-def _build_with(inner: Any, values: List[Any], *args: Any, **kwargs: Any) -> None:
-    """Is an optimizer's `build` for one call, and sets the slots that it creates."""
-    vars(inner).pop("build", None)
-    before = len(inner.variables)
-    inner.build(*args, **kwargs)
-    slots = inner.variables[before:]
-    if len(slots) != len(values) or not all(map(_fits, slots, values)):
-        warn(_DO_NOT_FIT)
-        return
-    for slot, value in zip(slots, values):
-        slot.assign(value)
 
 
 def _is_overwritten(variable: Variable) -> bool:
@@ -431,10 +358,9 @@ def _is_overwritten(variable: Variable) -> bool:
 def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check]:
     """Separates gradients from new values: each list has None for the other's.
 
-    `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
-    The new values are returned as the layer returned them, with their check: a float8
-    layer bounds its gradients, so an infinity is often left in its history of
-    magnitudes only. The worst numbers are those of new values and gradients.
+    The new values are as the layer returned them, before `get_unscaled_gradients`
+    divided them, with their check: a float8 layer bounds its gradients, so an infinity
+    is often left only in its history. The worst numbers are those of both lists.
     """
     rest, values = list(grads), [None] * len(grads)
     for i, (grad, variable) in enumerate(zip(grads, variables)):
@@ -447,19 +373,6 @@ def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check
     groups = [[i] for i in range(len(both))]
     check = checked(values)._replace(worst=lambda: worst_of_each(both, groups))
     return rest, values, check
-
-
-def _fits(variable: Any, value: Any) -> bool:
-    """Tells whether a variable can hold a value, and holds values of that kind."""
-    held, given = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
-    if not given.shape.is_compatible_with(variable.shape):
-        return False
-    if held.is_floating:
-        return bool(given.dtype.is_floating or given.dtype.is_integer)
-    return bool(
-        held.is_integer == given.dtype.is_integer
-        and held.is_bool == given.dtype.is_bool
-    )
 
 
 # Other code tells an optimizer's kind by this name. Files find the class by the

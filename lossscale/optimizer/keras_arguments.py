@@ -13,8 +13,9 @@ from lossscale import arguments as checks
 from lossscale.arguments import shown
 from lossscale.runtime import mode
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, can_change
+from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
+from lossscale.scales.uses import can_change
 
 #: The arguments of Keras's own wrappers that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")

@@ -20,7 +20,8 @@ from lossscale.gradients.check import Check, worst_of_all
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale, guard_of
+from lossscale.scales.base import LossScale
+from lossscale.scales.uses import guard_of
 
 #: How many skipped steps the record keeps, with their reasons.
 KEPT = 16

@@ -13,7 +13,8 @@ from lossscale.provenance.witness import Witness
 from lossscale.runtime import graphs, op_callbacks
 from lossscale.runtime.aliases import Flag, Grads, Scalar, Variable
 from lossscale.runtime.control import select
-from lossscale.scales.base import LossScale, Product
+from lossscale.scales.base import LossScale
+from lossscale.scales.uses import Product
 
 #: What `overflow_seen` holds: there was none; an apply has counted it; none has yet.
 NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
@@ -146,7 +147,7 @@ def _number_of(grads: Grads) -> Optional[Scalar]:
 class StepObserver:
     """Moves the states of all optimizers that share a loss scale, when it is used.
 
-    The loss scale calls it: see `scales.base.Observer`. What can be seen of values is
+    The loss scale calls it: see `scales.uses.Observer`. What can be seen of values is
     noted by the witness.
     """
 

@@ -11,7 +11,8 @@ from lossscale.runtime import kerases
 from lossscale.runtime.aliases import Op, Tensor, Variable
 from lossscale.runtime.graphs import captured_by
 from lossscale.runtime.loss_scale_warning import warn
-from lossscale.scales.base import LossScale, was_used
+from lossscale.scales.base import LossScale
+from lossscale.scales.uses import was_used
 
 _NEVER_SCALED = """\
 The loss was never scaled before this step was traced or run: small float16 gradients \

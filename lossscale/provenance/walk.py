@@ -41,7 +41,7 @@ from lossscale.provenance.kinds import (
 from lossscale.runtime import op_callbacks
 from lossscale.runtime.aliases import Array, Grad, Graph, Op, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import body_of, current_graph, graph_of
-from lossscale.scales.base import Product
+from lossscale.scales.uses import Product
 
 #: Eager mode stops reporting after this many operations in a row without S.
 _PATIENCE = 1000

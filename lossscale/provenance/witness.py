@@ -22,7 +22,8 @@ from lossscale.provenance.origins import (
 from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.runtime import graphs, kerases, replicas
 from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Variable
-from lossscale.scales.base import LossScale, Product, unguarded
+from lossscale.scales.base import LossScale
+from lossscale.scales.uses import Product, unguarded
 
 __all__ = ["Origins", "Witness"]
 

@@ -14,7 +14,8 @@ from lossscale.gradients.check import dense_part
 from lossscale.ranges.magnitudes import floats_in, look
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
-from lossscale.scales.base import LossScale, shown_value
+from lossscale.scales.base import LossScale
+from lossscale.scales.uses import shown_value
 
 #: x, y and sample weights, as tensors; None where there are none.
 Batch = Tuple[Any, Any, Any]

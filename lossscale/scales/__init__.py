@@ -6,6 +6,9 @@ of this package. The others, in the order of imports:
 
 * `checks`: checks of what a user's loss scale returns;
 * `adjustment`: one step of a loss scale: it is judged, its rule runs, it is counted;
+* `uses`: what a loss scale reports of its uses, and what optimizers ask of it;
+* `variables`: Stateful, what makes a loss scale an object with variables;
+* `subclasses`: what a subclass has of its own, also one that was written for 2.x;
 * `base`: the contract, LossScale;
 * `fixed`, `dynamic`: one rule each;
 * `serialization`: loss scales from names, numbers and configs, and their configs;

@@ -1,11 +1,9 @@
-"""LossScale: the contract of every loss scale, and how one is adjusted to a step."""
+"""LossScale: the contract of every loss scale."""
 
 from __future__ import annotations
 
 import abc
-import functools
 import inspect
-import numbers
 from types import SimpleNamespace
 from typing import (
     TYPE_CHECKING,
@@ -14,79 +12,40 @@ from typing import (
     Dict,
     FrozenSet,
     Mapping,
-    NamedTuple,
     Optional,
-    Protocol,
     Tuple,
 )
 
-import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
-from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
+from lossscale.runtime import replicas
+from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.number_like import NumberLike
+from lossscale.scales import subclasses
 from lossscale.scales.adjustment import (
     State,
     Verdict,
     adjust_to_step,
     assign,
-    chain,
     new_values,
 )
-from lossscale.scales.checks import one_element
+from lossscale.scales.checks import checked_step
+
+# What `optimizer` imports from here.
+from lossscale.scales.uses import observer_of as observer_of
+from lossscale.scales.uses import scale_for as scale_for
+from lossscale.scales.uses import takes_the_flag as takes_the_flag
+from lossscale.scales.uses import value_of as value_of
+from lossscale.scales.uses import was_used as was_used
+from lossscale.scales.variables import Stateful
 
 
-class Product(NamedTuple):
-    """A loss that was multiplied by a loss scale.
-
-    Attributes:
-      loss: The loss as the program gave it.
-      loss_scale: A `float32` tensor of the loss scale.
-      factor: That tensor in the dtype in which it multiplied the loss. None: a subclass
-        multiplied in its own way.
-      product: The scaled loss.
-    """
-
-    loss: Tensor
-    loss_scale: Scalar
-    factor: Optional[Scalar]
-    product: Tensor
-
-
-class Observer(Protocol):
-    """What a loss scale ("it") reports of its uses to the optimizers that share it.
-
-    `optimizer.state.StepObserver` is one.
-    """
-
-    def note_read(self, tensor: Scalar) -> None:
-        """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
-
-    def note_float(self) -> None:
-        """A program read it as a Python number. No graph shows where that goes."""
-
-    def note_loss(self, product: Product, owner: Any) -> None:
-        """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
-
-    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
-        """Gradients were divided by a tensor of it, without a check."""
-
-    def note_restored(self) -> None:
-        """A checkpoint is about to set its variables, in eager mode."""
-
-
-#: The methods that adjust a loss scale, and that a subclass may have of its own.
-_ADJUSTING = ("update", "adjust", "_adjust", "judge", "next_state")
-
-
-class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
+class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
@@ -147,56 +106,19 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     checks_gradients: bool = True
     skips_spikes: bool = False
     left_out_as: str = ""
-    ignored_loss_steps: Optional[Variable] = None
     initial_loss_scale: float
     has_scaled: bool = False
     has_been_read: bool = False
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: To whom each use is reported: see `observer_of`.
-    _observer: Optional[Observer] = None
-    #: Which of `_ADJUSTING`, `scale` and `scale_by` a subclass has of its own.
+    #: Which of the methods in `subclasses` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
     #: Whether it has `needs_largest` only since the one that it holds needs it.
     _largest_is_for_held: bool = False
-    #: What the names of its variables begin with. Their keys in checkpoints do not.
-    _prefix: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Classes that were written for 2.x have these two under other names.
-        own = vars(cls)
-        named = own.get("left_out_as") or own.get("_left_out_as") or cls.left_out_as
-        cls.left_out_as = named or getattr(cls, "_left_out_as", "")
-        judges: Any = {"judge", "_judge"}
-        first = next(each for each in cls.__mro__ if judges & {*vars(each)})
-        if first is not LossScale and "_judge" in vars(first):
-            cls.judge = lambda self, _, *known: self._judge(*known)  # type: ignore
-        if cls.judge is not LossScale.judge and not cls.left_out_as:
-            raise TypeError(
-                "`left_out_as` must say what the steps are that `judge` leaves out, "
-                f'as in "all zero", got {cls.left_out_as!r} for {cls.__name__}. Set '
-                "it in the class, next to `judge`."
-            )
-        cls._overridden = frozenset(
-            name
-            for name in (*_ADJUSTING, "scale", "scale_by")
-            if getattr(cls, name) is not getattr(LossScale, name)
-        )
-        compute = cls.__dict__.get("__call__")
-        if compute is None:
-            return
-
-        def _value(self: LossScale) -> Tensor:
-            # A user's may return a variable or a number.
-            return tf.convert_to_tensor(compute(self))
-
-        @functools.wraps(compute)
-        def __call__(self: LossScale) -> Any:  # noqa: N807 - it is the class's
-            return self._note_read(_value(self))
-
-        cls._value = _value  # type: ignore[method-assign]
-        cls.__call__ = __call__  # type: ignore[method-assign]
+        subclasses.adapt(cls, LossScale)
 
     def __init__(self, initial_loss_scale: Optional[float] = None) -> None:
         if initial_loss_scale is not None:
@@ -206,9 +128,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         super().__init__()
         # tf.Module does not search this object, so that no file holds what is in it.
         self._unsaved = SimpleNamespace(largest=None)
-        held = self._held() if initial_loss_scale is None else None
-        if held is not None:
-            self._hold(held)
+        if initial_loss_scale is None:
+            self._hold()
         # These names, and those of subclasses' variables, are checkpoint format.
         self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
         self.consecutive_skipped_steps = self._add_weight(
@@ -222,50 +143,18 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 "current_loss_scale", self.initial_loss_scale, tf.float32
             )
 
-    if not TYPE_CHECKING:  # or a type checker would allow every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Is called for what is missing."""
-            raise self._missing(name)
-
-    def _missing(self, name: str) -> AttributeError:
-        """Returns the error for an attribute that is missing."""
-        cls = type(self).__name__
-        problem = f"{cls!r} object has no attribute {name!r}"
-        if "_unsaved" not in vars(self):
-            problem = (
-                f"`__init__` of {cls} must call `super().__init__(initial_loss_scale)`"
-                ", which makes the variables of every loss scale, got no such call: "
-                f"{problem}. Without an initial loss scale, call `super().__init__()`."
-            )
-        return AttributeError(problem)
-
     def __setattr__(self, name: str, value: Any) -> None:
-        # Steps would go on with the variable that was here, also those of functions
-        # that are traced already. A subclass may put another variable in its place.
-        held = vars(self).get(name, getattr(type(self), name, None))
-        if isinstance(held, property) and held.fset is None:
-            held = getattr(self, name, None)
-        kinds = (numbers.Number, np.ndarray, np.generic, list, tuple)
-        is_value = isinstance(value, kinds) or tf.is_tensor(value)
-        if isinstance(held, tf.Variable) and is_value and not hasattr(value, "assign"):
-            raise AttributeError(
-                f"`{name}` must be set by its method `assign`, got {shown(value)} for "
-                f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
-            )
         super().__setattr__(name, value)
         if name == "loss_scale" and "_unsaved" in vars(self):
-            held = self._held()
-            if held is not None:
-                self._hold(held)
+            self._hold()
 
-    def _hold(self, held: LossScale) -> None:
-        """Has what the loss scale needs that it holds, or raises."""
-        if not self._overridden & {
-            "update",
-            "adjust",
-            "_adjust",
-        } and not takes_the_flag(held):
+    def _hold(self) -> None:
+        """Adopts what a loss scale that it holds needs, or raises. It may hold none."""
+        held = self._held()
+        if held is None:
+            return
+        has_own = self._overridden & {"update", "adjust", "_adjust"}
+        if not (has_own or takes_the_flag(held)):
             raise TypeError(
                 f"`loss_scale` must work with `adjust`, got {type(held).__name__}, "
                 "which overrides `update`. Write its rule in `next_state`."
@@ -329,8 +218,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
             before you clipped them. Infinite on a bad step, 0 without gradients.
 
         Returns:
-          A dictionary of new values by the names of the variables. Variables that are
-          not in it keep their values.
+          A dictionary of new values by the names of the variables. Others stay.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement `next_state(state, is_finite)`, or "
@@ -340,8 +228,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
         """Is the `super()._adjust` of a class that was written for 2.x.
 
-        Such a class overrides it in the place of `next_state`: it assigns, and returns
-        what a graph must run, or None.
+        Such a class overrides it, not `next_state`: it assigns, and returns an op.
         """
         held = self._held()
         results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
@@ -354,10 +241,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale, given what `get_config` of another one returned.
-
-        It begins in its initial state: a config does not hold the state.
-        """
+        """Returns a new loss scale in its initial state, given a `get_config()`."""
         return cls(**config)
 
     @do_not_convert
@@ -445,20 +329,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
         """
-        is_finite = one_element("is_finite", is_finite, "a bool")
-        if self.last_largest is not None and largest is not None:
-            given, largest = largest, one_element("largest", largest, "a number")
-            is_float32 = largest.dtype == tf.float32
-            wide = largest if is_float32 else tf.cast(largest, tf.float64)
-            # Infinity as a constant would stop a run that looks for infinities.
-            is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
-            if mode.current().knows_values and is_finite and not is_magnitude:
-                raise ValueError(
-                    "`largest` must be a finite number from 0 on if the gradients were "
-                    f"finite, got {shown(given)}. If not, pass is_finite=False."
-                )
-            is_finite = tf.logical_and(is_finite, is_magnitude)
-            largest = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
+        is_used = self.last_largest is not None
+        is_finite, largest = checked_step(is_finite, largest, is_used)
         return adjust_to_step(self, is_finite, largest, calls_adjust=False)
 
     def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
@@ -490,8 +362,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         """Returns `loss` times the loss scale.
 
         Args:
-          loss: A tensor of any shape. float16 and bfloat16 are cast to float32 first,
-            since float16 ends at 65504.
+          loss: A tensor of any shape. float16, which ends at 65504, and bfloat16 are
+            cast to float32 first.
 
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
@@ -537,116 +409,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         divisor = arithmetic.opaque_divisor(loss_scale, self.skipped_steps)
         return arithmetic.divide(grads, divisor)
 
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this object, before it sets any variable. What older checkpoints do not
-        # hold begins at 0 then. Without this method it would keep its value, if such a
-        # checkpoint is read into a loss scale that was used before.
-        if name in ("skipped_steps", "current_loss_scale"):
-            self._forget_ignored()
-        return super()._lookup_dependency(name, *args)
-
-    def _forget_ignored(self) -> None:
-        """Sets to 0 what files of 3.0.0 and older do not hold."""
-        if not mode.current().knows_values:
-            return
-        if self.ignored_loss_steps is not None:
-            self.ignored_loss_steps.assign(0)
-        if self._observer is not None:
-            self._observer.note_restored()
-
     def __float__(self) -> float:
         number = self._to_show()
         if self._observer is not None:
             self._observer.note_float()
         return number
-
-    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
-        """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
-
-        It has TensorFlow's name, so that subclasses of its LossScale work here, too.
-        """
-        variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
-        self._track_trackable(variable, name)
-        return variable
-
-    def __repr__(self) -> str:
-        state, config = {}, dict(self.get_config())
-        for name, value in vars(self).items():
-            is_scalar = isinstance(value, tf.Variable) and not value.shape.rank
-            if is_scalar and mode.current().knows_values:
-                state[name] = value.numpy()
-            elif name in config and isinstance(value, tf.Module):
-                config[name] = value  # a loss scale within shows its own state
-        listed = ", ".join(f"{k}={value}" for k, value in {**state, **config}.items())
-        return f"{type(self).__name__}({listed})"
-
-
-# What optimizers and monitors ask of a loss scale, and programs do not.
-
-
-def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
-    """Returns the observer of a loss scale, one for all optimizers that share it."""
-    if loss_scale._observer is None:
-        loss_scale._observer = make(loss_scale)
-    return loss_scale._observer
-
-
-def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
-    """Returns what `scale` does, for an optimizer, the `owner` of the loss.
-
-    None: for a program that calls `scale` itself.
-    """
-    value, observer = loss_scale._value(), loss_scale._observer
-    if owner is not None and "scale" in loss_scale._overridden:
-        product = Product(loss, value, None, loss_scale.scale(loss))
-    elif "scale_by" in loss_scale._overridden:
-        product = Product(loss, value, None, loss_scale.scale_by(loss, value))
-    else:
-        wide = arithmetic.widened(loss)
-        factor = tf.cast(value, wide.dtype)
-        product = Product(loss, value, factor, arithmetic.multiply(wide, factor))
-    loss_scale.__dict__.update(has_scaled=True)
-    if observer is not None:
-        observer.note_loss(product, owner)
-    return product.product
-
-
-def value_of(loss_scale: LossScale) -> Scalar:
-    """Returns the current loss scale, a `float32` tensor, and reports no read."""
-    return loss_scale._value()
-
-
-def shown_value(loss_scale: LossScale) -> float:
-    """Returns the current loss scale for display. Compute nothing with it."""
-    return loss_scale._to_show()
-
-
-def can_change(loss_scale: LossScale) -> bool:
-    """Tells whether a step can change the value."""
-    is_its_own = type(loss_scale)._value is not LossScale._value
-    return (loss_scale if is_its_own else unguarded(loss_scale))._can_change
-
-
-def was_used(loss_scale: LossScale) -> bool:
-    """Tells whether anybody has scaled a loss by it, or read it as a tensor."""
-    return loss_scale.has_scaled or loss_scale.has_been_read
-
-
-def takes_the_flag(loss_scale: LossScale) -> bool:
-    """Tells whether it is adjusted by the flag, not in an `update` of its own."""
-    return "update" not in loss_scale._overridden
-
-
-def unguarded(loss_scale: LossScale) -> LossScale:
-    """Returns the innermost loss scale of the chain: itself if it holds none."""
-    innermost: LossScale = chain(loss_scale)[-1]
-    return innermost
-
-
-def guard_of(loss_scale: LossScale) -> Any:
-    """Returns the loss scale itself or the one that it holds that is a `SpikeGuard`.
-
-    None if there is none.
-    """
-    return next((each for each in chain(loss_scale) if each.skips_spikes), None)

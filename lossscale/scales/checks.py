@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
-from typing import Any, Dict, Tuple, Type
+from typing import Any, Dict, Optional, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.arguments import shown
-from lossscale.runtime.aliases import Flag, Tensor, Variable
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import Flag, Scalar, Tensor, Variable
 
 #: A loss scale of `base`, which imports this module.
 LossScale = Any
@@ -111,7 +112,30 @@ def _flag(wanted: str, value: Any) -> Flag:
     return flag if flag.shape.rank == 0 else tf.reshape(flag, [])
 
 
-def one_element(name: str, value: Any, kind: str) -> Tensor:
+def checked_step(
+    is_finite: Any, largest: Optional[Any], is_used: bool
+) -> Tuple[Flag, Optional[Scalar]]:
+    """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
+
+    A step whose `largest` is no magnitude is not finite. `is_used`: whether it counts.
+    """
+    is_finite = _one_element("is_finite", is_finite, "a bool")
+    if largest is None or not is_used:
+        return is_finite, largest
+    given, largest = largest, _one_element("largest", largest, "a number")
+    wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
+    # Infinity as a constant would stop a run that looks for infinities.
+    is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
+    if mode.current().knows_values and is_finite and not is_magnitude:
+        raise ValueError(
+            "`largest` must be a finite number from 0 on if the gradients were "
+            f"finite, got {shown(given)}. If not, pass is_finite=False."
+        )
+    is_finite = tf.logical_and(is_finite, is_magnitude)
+    return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
+
+
+def _one_element(name: str, value: Any, kind: str) -> Tensor:
     """Returns an argument, "a bool" or "a number", as a tensor of shape `[]`."""
 
     def refused(error: Type[Exception]) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Dict, Optional, Sequence
 
@@ -214,24 +215,41 @@ class DynamicLossScale(LossScale):
         return select(searches, tf.constant(self.search_period, tf.int64), period)
 
     def _grown(self, scale: Scalar) -> Scalar:
+        multiplier, ceiling = float(np.float32(self.multiplier)), self.max_loss_scale
+        if _is_power_of_two(multiplier):
+            # float32 holds the product exactly, and it is not computed if it is
+            # infinite.
+            if ceiling is None:
+                is_room = scale < 2.0**128 / multiplier
+                return scale * select(is_room, multiplier, 1.0)
+            highest = float(np.float32(ceiling)) / multiplier
+            if highest >= arguments.FLOAT32_MIN:
+                return tf.minimum(scale, highest) * multiplier
         # float64 holds the whole product, so that it is rounded once, and is finite.
         scale = tf.cast(scale, tf.float64)
-        larger = scale * float(np.float32(self.multiplier))
-        if self.max_loss_scale is not None:
-            larger = tf.minimum(larger, self.max_loss_scale)
+        larger = scale * multiplier
+        if ceiling is not None:
+            larger = tf.minimum(larger, ceiling)
         else:
             larger = select(larger < _INFINITE, larger, scale)
         return tf.cast(larger, tf.float32)
 
     def _backed_off(self, state: Any) -> Scalar:
-        scale = state.current_loss_scale
-        if self.backoff_factor is not None:
-            return tf.maximum(scale * self.backoff_factor, self.min_loss_scale)
+        scale, factor = state.current_loss_scale, self.backoff_factor
+        multiplier = float(np.float32(self.multiplier))
+        if factor is None and _is_power_of_two(multiplier):
+            factor = 1.0 / multiplier  # exact, and so is the product
+        if factor is not None:
+            return tf.maximum(scale * factor, self.min_loss_scale)
         # Compilers must not see the constant, or they would multiply by 1 / multiplier.
         # So the result is the same in every mode, to the last bit.
-        multiplier = tf.constant(self.multiplier, tf.float32)
-        divisor = arithmetic.opaque_divisor(multiplier, state.good_steps)
+        divisor = arithmetic.opaque_divisor(tf.constant(multiplier), state.good_steps)
         return tf.maximum(scale / divisor, self.min_loss_scale)
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)
+
+
+def _is_power_of_two(multiplier: float) -> bool:
+    """Tells whether float32 holds a multiplier and its reciprocal exactly."""
+    return math.frexp(multiplier)[0] == 0.5 and multiplier <= 2.0**126

@@ -50,8 +50,8 @@ def test_they_are_named_with_what_they_cost(place, capsys):
     assert first == (
         "Epoch 1: 3 steps were skipped because the loss was NaN or inf before it was "
         f"scaled, last at batches 3, 7, 10, counted from 0{LOOK} "
-        "The loss scale was told of each as of an overflow, though no loss scale is at "
-        "fault: it was 2**10 when the epoch began, and is 64. LossScaleOptimizer(..., "
+        "Each of these steps counted as an overflow, though no loss scale is at fault: "
+        "it was 2**10 when the epoch began, and is 64. LossScaleOptimizer(..., "
         'nonfinite_loss="skip") leaves it as it is at such steps.'
     )
     assert second.startswith("Epoch 2: 3 steps were skipped")

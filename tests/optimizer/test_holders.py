@@ -41,7 +41,7 @@ from strategies import agreed, assert_bit_equal, last_replica_gets, scope_of
 
 import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, SpikeGuard
-from lossscale.optimizer.dialect import names_in_files, plain_name
+from lossscale.optimizer.files import names_in_files, plain_name
 
 
 class TestNamesInFiles:

@@ -365,11 +365,13 @@ class TestWrittenForTwo:
 
 
 @pytest.mark.slow
-def test_a_type_checker_takes_the_classes_of_the_page(tmp_path):
+def test_a_type_checker_takes_the_classes_of_the_page_and_of_the_example(tmp_path):
     """With and without `largest`: both are overrides of `next_state`."""
     api = pytest.importorskip("mypy.api")
     path = tmp_path / "own.py"
-    path.write_text("".join(pages.blocks(pages.PAGES["own-loss-scale"])))
+    example = (ROOT / "examples" / "log_normal.py").read_text()
+    page = "".join(pages.blocks(pages.PAGES["own-loss-scale"]))
+    path.write_text(example + page)
     config = str(ROOT / "pyproject.toml")
     options = ["--check-untyped-defs", "--config-file", config, str(path)]
     found, errors, _ = api.run(options)

@@ -150,7 +150,7 @@ scales/ignored_losses.py: scales/test_ignored_losses.py optimizer/test_blame.py
     ignored: a step that is applied takes nothing away
       - higher = tf.maximum(level - applied, 0) + _ADDED
       + higher = level + _ADDED
-scales/base.py: optimizer/test_cut_runs.py
+scales/variables.py: optimizer/test_cut_runs.py
     files: what an older checkpoint does not hold stays
       - self.ignored_loss_steps.assign(0)
       + pass
