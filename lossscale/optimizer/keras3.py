@@ -209,7 +209,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 else:
                     inner.apply(true_grads, trainable_variables)
 
-        if not inner.built or all(grad is None for grad in grads):
+        if not inner.built or not [grad for grad in grads if grad is not None]:
             apply_inner(grads)  # what Keras does then, or its own error
             return
         if self._engine.communication_dtype is not None:
