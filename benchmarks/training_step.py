@@ -26,8 +26,9 @@ with ours: so two checkouts differ by less than the error of `--against`.
 
 The models `four` and `four-skipped` are no networks, but four variables of 100 numbers
 whose gradients are products of matrices. A transformer's embedding has sparse
-gradients; "float16" is a policy under which variables and gradients are float16. With five processes the error reaches to the
-farthest one; with eight or eleven it leaves out one or two at each end.
+gradients; "float16" is a policy under which variables and gradients are float16. With
+five processes the error reaches to the farthest one; with eight or eleven it leaves out
+one or two at each end.
 """
 
 from __future__ import annotations
