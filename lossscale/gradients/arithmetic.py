@@ -18,6 +18,8 @@ from lossscale.runtime.aliases import (
     Tensor,
 )
 
+_DIVIDED_IN_FLOAT32 = (tf.float16, tf.bfloat16, tf.float32)
+
 
 def multiply(loss: Tensor, loss_scale: Any) -> Any:
     """Returns `loss * loss_scale` in float32, or in `loss`'s dtype if that is wider.
@@ -48,6 +50,13 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     first, second = _reciprocals(divisor) if by_product else (None, None)
 
     def divided(grad: Grad) -> Any:
+        if not isinstance(grad, tf.Tensor) or grad.dtype not in _DIVIDED_IN_FLOAT32:
+            return divided_otherwise(grad)
+        wide = tf.cast(grad, tf.float32)
+        quotient = wide * first * second if by_product else wide / divisor
+        return tf.cast(quotient, grad.dtype)
+
+    def divided_otherwise(grad: Grad) -> Any:
         if grad is None:
             return None
         if isinstance(grad, tf.IndexedSlices):
@@ -58,13 +67,11 @@ def divide(grads: Any, divisor: Scalar) -> Any:
         if grad.dtype.is_complex:
             # Complex division squares the divisor, which overflows at 2**64.
             return tf.complex(divided(tf.math.real(grad)), divided(tf.math.imag(grad)))
-        if not grad.dtype.is_floating:
-            return grad
         if grad.dtype == tf.float64:
             return grad / tf.cast(divisor, tf.float64)
-        wide = tf.cast(grad, tf.float32)
-        quotient = wide * first * second if by_product else wide / divisor
-        return tf.cast(quotient, grad.dtype)
+        if not grad.dtype.is_floating:
+            return grad
+        return tf.cast(divided(tf.cast(grad, tf.float32)), grad.dtype)  # as float8
 
     return tf.nest.map_structure(divided, grads)
 
@@ -77,8 +84,7 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     """
     if mode.current().knows_values:  # each operation runs as it stands
         return loss_scale
-    operation = getattr(loss_scale, "op", None)
-    if operation is not None and operation.type == "ReadVariableOp":
+    if getattr(getattr(loss_scale, "op", None), "type", "") == "ReadVariableOp":
         return loss_scale
     return loss_scale * tf.cast(count >= 0, tf.float32)
 

@@ -218,21 +218,27 @@ def floating_values(grads: Any) -> List[Tensor]:
     """Returns the dense floating-point tensors in the nest `grads`."""
     values: List[Tensor] = []
     for leaf in tf.nest.flatten(grads):
-        if leaf is None:
-            continue
-        try:
-            value = tf.convert_to_tensor(dense_part(leaf))
-        except (TypeError, ValueError) as error:
-            raise _not_a_gradient(leaf) from error
-        if value.dtype == tf.string:
-            raise _not_a_gradient(leaf)
-        if value.dtype.is_complex:
-            values += [tf.math.real(value), tf.math.imag(value)]
-        elif value.dtype in _REDUCIBLE:
-            values.append(value)
-        elif value.dtype.is_floating:  # the float8 family has few kernels
-            values.append(tf.cast(value, tf.float32))
+        if isinstance(leaf, tf.Tensor) and leaf.dtype in _REDUCIBLE:
+            values.append(leaf)
+        elif leaf is not None:
+            values += _floating_parts(leaf)
     return values
+
+
+def _floating_parts(leaf: Any) -> List[Tensor]:
+    """Returns the floating-point tensors in what may be no plain tensor of floats."""
+    try:
+        value = tf.convert_to_tensor(dense_part(leaf))
+    except (TypeError, ValueError) as error:
+        raise _not_a_gradient(leaf) from error
+    if value.dtype == tf.string:
+        raise _not_a_gradient(leaf)
+    if value.dtype.is_complex:
+        return [tf.math.real(value), tf.math.imag(value)]
+    if value.dtype in _REDUCIBLE:
+        return [value]
+    # The float8 family has few kernels.
+    return [tf.cast(value, tf.float32)] if value.dtype.is_floating else []
 
 
 def dense_part(grad: Grad) -> Any:

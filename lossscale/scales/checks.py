@@ -61,10 +61,8 @@ def checked_values(
                 f"the key {shown(name)}. Write the name as a string."
             )
         variable = variable_of(loss_scale, name)
-        dtype, shape, new = variable.dtype.base_dtype, variable.shape, None
-        if not isinstance(value, (tf.IndexedSlices, tf.SparseTensor)):
-            with contextlib.suppress(TypeError, ValueError):
-                new = tf.convert_to_tensor(value, dtype)
+        dtype, shape = variable.dtype.base_dtype, variable.shape
+        new = value if isinstance(value, tf.Tensor) else _converted(value, dtype)
         # A graph takes an eager tensor of any dtype.
         if new is None or new.dtype != dtype or not shape.is_compatible_with(new.shape):
             raise TypeError(
@@ -73,6 +71,14 @@ def checked_values(
             )
         checked[name] = new
     return checked
+
+
+def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
+    """Returns a value as a tensor, None if it has no such dtype."""
+    if not isinstance(value, (tf.IndexedSlices, tf.SparseTensor)):
+        with contextlib.suppress(TypeError, ValueError):
+            return tf.convert_to_tensor(value, dtype)
+    return None
 
 
 def checked_verdict(
