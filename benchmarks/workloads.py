@@ -45,7 +45,8 @@ def _modules_of_lossscale():
     return [name for name in sys.modules if name.split(".")[0] == "lossscale"]
 
 
-#: Another checkout, in whose place this process has its lossscale, too: "before".
+#: The folder of another checkout. Its lossscale is imported, too, for the contenders
+#: whose wrapper is called "before".
 BEFORE = os.environ.get("BEFORE")
 lossscale_before = BEFORE and _imported_from(BEFORE)
 

@@ -222,7 +222,7 @@ class DynamicLossScale(LossScale):
             if ceiling is None:
                 is_room = scale < 2.0**128 / multiplier
                 return scale * select(is_room, multiplier, 1.0)
-            highest = float(np.float32(ceiling)) / multiplier
+            highest = ceiling / multiplier
             if highest >= arguments.FLOAT32_MIN:
                 return tf.minimum(scale, highest) * multiplier
         # float64 holds the whole product, so that it is rounded once, and is finite.
