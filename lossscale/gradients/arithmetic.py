@@ -45,8 +45,7 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     not floating are returned unchanged. float16 gradients are divided in float32, where
     a divisor of 2**16 is finite; in float16 it is not.
     """
-    here = mode.current()
-    by_product = here.by_xla and not here.joins_factors
+    by_product = mode.current().by_xla and not mode.current().joins_factors
     first, second = _reciprocals(divisor) if by_product else (None, None)
 
     def divided(grad: Grad) -> Any:

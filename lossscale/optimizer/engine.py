@@ -342,8 +342,9 @@ def check_shapes(grads: Grads, variables: List[Variable]) -> None:
     it broadcasts, only it knows.
     """
     for grad, variable in zip(grads, variables):
-        has_its_shape = isinstance(grad, tf.Tensor) and grad.shape == variable.shape
-        if has_its_shape or not tf.is_tensor(grad):
+        if isinstance(grad, tf.Tensor) and grad.shape == variable.shape:
+            continue
+        if not tf.is_tensor(grad):
             continue
         shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
         if isinstance(grad, tf.IndexedSlices):

@@ -101,9 +101,8 @@ class Step:
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
         loss_scale, is_told, grads = self._loss_scale, True, None
-        ignored = self._division.ignored_losses
-        if ignored is not None:
-            is_told = self.is_told(check.exact(), bundle, ignored)
+        if self._division.ignored_losses is not None:
+            is_told = self.is_told(check.exact(), bundle, self._division.ignored_losses)
         if self._division.is_shared:
             shared = SharedStep.of(self._division)
             return shared.adjust(loss_scale, check.exact(), check.largest, is_told)

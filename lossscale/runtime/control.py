@@ -126,8 +126,7 @@ def _cond(
     the process's, so that loops that an inner optimizer builds are of the same kind.
     """
     here = mode.current()
-    is_v1 = here.runs_parts and not here.by_xla and v1.control_flow_v2_enabled()
-    if not is_v1:
+    if not here.runs_parts or here.by_xla or not v1.control_flow_v2_enabled():
         return tf.cond(condition, true_fn, false_fn)
     v1.disable_control_flow_v2()
     try:

@@ -348,8 +348,7 @@ def _count(
     if ignored is not None and is_told is not True:
         bad = select(is_told, zero, bad)
         results.append(ignored.assign_add(bad, read_value=False))
-    in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps) + one
-    in_a_row = select(is_finite, zero, in_a_row)
+    in_a_row = select(is_finite, zero, loss_scale.consecutive_skipped_steps + one)
     counts = {"consecutive_skipped_steps": in_a_row, "last_step_finite": is_finite}
     if largest is not None:
         results.append(loss_scale.last_largest.assign(largest, read_value=False))

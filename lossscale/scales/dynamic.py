@@ -204,15 +204,16 @@ class DynamicLossScale(LossScale):
         return new
 
     def _period(self, state: Any) -> Scalar:
-        period = tf.constant(self.increment_period, tf.int64)
         if self.search_period is None:
-            return period
+            return tf.constant(self.increment_period, tf.int64)
         # A session may have counted a bad step already. Nothing grows then.
         # A bad loss that the rule ignored does not end the search. Files hold both.
         has_ignored = self.ignored_loss_steps is not None
         ignored = state.ignored_loss_steps if has_ignored else 0
         searches = state.skipped_steps <= ignored
-        return select(searches, tf.constant(self.search_period, tf.int64), period)
+        search_period = tf.constant(self.search_period, tf.int64)
+        increment_period = tf.constant(self.increment_period, tf.int64)
+        return select(searches, search_period, increment_period)
 
     def _grown(self, scale: Scalar) -> Scalar:
         multiplier, ceiling = float(np.float32(self.multiplier)), self.max_loss_scale
