@@ -22,7 +22,7 @@ import tensorflow as tf
 import timing
 
 import lossscale
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 REPLICAS = (1, 2, 4, 8)
 #: The weights: 20 matrices, 5 MB.
@@ -39,11 +39,11 @@ def kinds():
       A dictionary: name -> (keras, wrap).
     """
     found = {}
-    kerases.imported("tf_keras")
-    for keras in (*kerases.keras2()[:1], kerases.keras3()):
+    keras_versions.imported("tf_keras")
+    for keras in (*keras_versions.keras2()[:1], keras_versions.keras3()):
         if keras is None:
             continue
-        is_newest = keras is kerases.keras3()
+        is_newest = keras is keras_versions.keras3()
         name = "Keras 3" if is_newest else "Keras 2"
         found[f"{name}, bare"] = keras, lambda optimizer: optimizer
         if not is_newest:
@@ -55,7 +55,7 @@ def kinds():
 
 def make_optimizer(strategy, keras, wrap):
     """Returns an optimizer, and weights for it, on every replica."""
-    make_variable = keras.Variable if keras is kerases.keras3() else tf.Variable
+    make_variable = keras.Variable if keras is keras_versions.keras3() else tf.Variable
     with strategy.scope():
         weights = [make_variable(np.ones(shape, np.float32)) for shape in SHAPES]
         optimizer = wrap(keras.optimizers.SGD(2.0**-10))

@@ -28,7 +28,7 @@ import tensorflow as tf
 import timing
 
 import lossscale
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: What wraps the optimizer of a kind of steps: the arguments, None for none.
 KINDS = {
@@ -98,7 +98,7 @@ def bytes_sent():
 def work(options):
     """Measures as one worker. The first one prints what it found as JSON."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    keras = kerases.imported(options.keras)
+    keras = keras_versions.imported(options.keras)
     made = {kind: make_step(strategy, keras, kind, options) for kind in options.kinds}
     begun = {kind: read() for kind, (_, read) in made.items()}
     for step, _ in made.values():

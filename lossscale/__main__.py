@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import lossscale
 from lossscale import removed
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 
 def report() -> str:
@@ -34,24 +34,24 @@ def versions() -> Dict[str, str]:
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "TensorFlow": f"{tf.__version__}{built_for}",
         "NumPy": np.__version__,
-        "tf.keras": _described("tf.keras", kerases.of_tensorflow()),
-        "keras": _described("keras", kerases.imported("keras")),
-        "tf_keras": _described("tf_keras", kerases.imported("tf_keras")),
+        "tf.keras": _described("tf.keras", keras_versions.of_tensorflow()),
+        "keras": _described("keras", keras_versions.imported("keras")),
+        "tf_keras": _described("tf_keras", keras_versions.imported("tf_keras")),
     }
 
 
 def _described(name: str, keras: Any) -> str:
     """Returns a Keras's version, backend and policy, or why it is missing."""
     if keras is None:
-        error = kerases.failures[name]
+        error = keras_versions.failures[name]
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             return "not installed"
         return f"cannot be imported: {type(error).__name__}: {error}"
     try:
         # tf.keras of TensorFlow 2.13 to 2.15 has no version; the package keras has it.
         has_version = hasattr(keras, "__version__")
-        owner = keras if has_version else kerases.imported("keras")
-        is_keras3 = kerases.is_keras3(keras)
+        owner = keras if has_version else keras_versions.imported("keras")
+        is_keras3 = keras_versions.is_keras3(keras)
         backend = f", backend {keras.config.backend()}" if is_keras3 else ""
         # Old versions have a global policy only under tf.keras, not in package keras.
         current = getattr(keras.mixed_precision, "global_policy", None)

@@ -17,7 +17,7 @@ from benchmark import timing
 from installed import ROOT, families
 from processes import printed
 
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 FOLDER = ROOT / "benchmarks"
 FIGURE = r"[+-]?\d+\.\d+ ±(\d+\.\d+|\?)"
@@ -76,9 +76,9 @@ def test_every_benchmark_is_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_it_runs(name, tmp_path, monkeypatch, capsys):
-    kerases.imported("tf_keras")
-    if kerases.keras3() is None or len(kerases.keras2()) == 0:
-        pytest.skip("benchmarks set both Kerases side by side")
+    keras_versions.imported("tf_keras")
+    if keras_versions.keras3() is None or len(keras_versions.keras2()) == 0:
+        pytest.skip("benchmarks set Keras 2 and Keras 3 side by side")
     arguments, expected = SMALL[name]
     plain = [] if name in ("step_graphs", "policies", "many_workers") else ["--plain"]
     command = [str(FOLDER / f"{name}.py"), *shlex.split(arguments), *plain]

@@ -15,7 +15,7 @@ from processes import printed
 
 import lossscale
 from lossscale.__main__ import main, report, versions
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 ROOT = Path(lossscale.__file__).parent.parent
 
@@ -34,12 +34,14 @@ def test_it_names_what_is_here():
 
 
 def test_it_names_every_keras_and_its_policy():
-    first = kerases.installed()[0]
+    first = keras_versions.installed()[0]
     lines = lines_of(report())
     version = getattr(first, "__version__", None) or versions()["keras"].split()[1]
     assert f"Keras {version.rstrip(',')}" in lines["tf.keras"]
     assert "policy float32" in lines["tf.keras"]
-    assert ("backend tensorflow" in lines["tf.keras"]) == kerases.is_keras3(first)
+    assert ("backend tensorflow" in lines["tf.keras"]) == keras_versions.is_keras3(
+        first
+    )
     with policy_of(first, "mixed_float16"):
         assert "policy mixed_float16" in lines_of(report())["tf.keras"]
 

@@ -135,7 +135,7 @@ def test_one_room_asks_for_versions():
     asking = {file for file in FILES if "__version__" in (ROOT / file).read_text()}
     # One says its own version, one prints all of them: neither acts on any.
     telling = {"__init__.py", "__main__.py"}
-    assert asking == telling | {"runtime/kerases.py", "runtime/mode.py"}
+    assert asking == telling | {"runtime/keras_versions.py", "runtime/mode.py"}
 
 
 def test_one_room_imports_what_tensorflow_does_not_publish():

@@ -16,7 +16,7 @@ from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
 from lossscale.ranges import inputs
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.graphs import is_building
 
 _ARGUMENTS = arguments.Declared(
@@ -51,7 +51,7 @@ when you compile again. Write model.compile(lossscale.LossScaleOptimizer(Adam(..
 old_optimizer.loss_scale), ...), which keeps the loss scale."""
 _OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
 
-_Callback: Any = kerases.callback_class()
+_Callback: Any = keras_versions.callback_class()
 
 
 class LossScaleMonitor(_Callback):
@@ -160,7 +160,7 @@ class LossScaleMonitor(_Callback):
 
     def _build(self) -> None:
         """Builds a model that its first batch would build, so that there is a copy."""
-        frame = kerases.frame_where(
+        frame = keras_versions.frame_where(
             lambda at: at.get("self") is self.model and "x" in at
         )
         try:
@@ -187,7 +187,9 @@ class LossScaleMonitor(_Callback):
         """Yields what to warn of when training begins."""
         if type(self.model).__name__ == "SharpnessAwareMinimization":
             yield _SHARPNESS
-        for each in kerases.callbacks_beside(self) if self.on_stall == "stop" else []:
+        for each in (
+            keras_versions.callbacks_beside(self) if self.on_stall == "stop" else []
+        ):
             if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
                 # Without this argument it always deletes the backup, as in Keras 2.4.
                 deletes = getattr(each, "delete_checkpoint", None)
@@ -224,7 +226,7 @@ class LossScaleMonitor(_Callback):
             (first.applied, first.skips.total) == (last.applied, last.skips.total)
             for first, last in pairs
         )
-        is_theirs = kerases.is_own_wrapper(compiled)
+        is_theirs = keras_versions.is_own_wrapper(compiled)
         is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
         if is_idle and is_theirs and not self._told_of_compiled:
             self._told_of_compiled = True

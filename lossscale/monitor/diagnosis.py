@@ -17,7 +17,7 @@ from lossscale.monitor.optimizers import attributes_of
 from lossscale.monitor.reading import Batches, Readings
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.scales.uses import can_change, unguarded
 
 _NAMED = 5  # the most variables that a message names
@@ -71,12 +71,12 @@ def of_input(
     finite, so are these, and a NaN in the kernel's gradient is of the input.
     """
     kinds = {id(f.variable): f.kind for f in optimizer.nonfinite_gradients()}
-    for layer in kerases.layers_of(model) if "nan" in kinds.values() else []:
+    for layer in keras_versions.layers_of(model) if "nan" in kinds.values() else []:
         pair = [getattr(layer, name, None) for name in ("kernel", "bias")]
         if [kinds.get(id(each)) for each in pair] == ["nan", None] and all(
             getattr(each, "trainable", False) for each in pair
         ):
-            kernel, bias = map(kerases.variable_name, pair)
+            kernel, bias = map(keras_versions.variable_name, pair)
             where = batches.where([readings.last.skips.total - 1])
             return texts.INPUT.format(kernel=kernel, bias=bias, where=where)
     return None
@@ -100,7 +100,7 @@ def _computing_layers(model: Any) -> List[Any]:
         is_input = type(layer).__name__ == "InputLayer"
         return is_of_keras and (hasattr(layer, "layers") or is_input)
 
-    return [one for one in kerases.layers_of(model) if not only_holds(one)]
+    return [one for one in keras_versions.layers_of(model) if not only_holds(one)]
 
 
 def _is_last_in_float16(model: Any) -> bool:
@@ -168,13 +168,13 @@ def of_weights(model: Any) -> Optional[str]:
 def of_statistics(model: Any, but: Sequence[Any]) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
     known = {id(each) for each in but}
-    variables = [v for v in kerases.statistics_of(model) if id(v) not in known]
+    variables = [v for v in keras_versions.statistics_of(model) if id(v) not in known]
     return _nonfinite(texts.STATISTICS, model, variables)
 
 
 def infinite_statistics(model: Any) -> List[Any]:
     """Returns the untrained variables that are infinite, as a least value may begin."""
-    found = kerases.statistics_of(model) if model.built else []
+    found = keras_versions.statistics_of(model) if model.built else []
     return [each for each in found if _kind_of(model, each) == "inf"]
 
 
@@ -241,7 +241,7 @@ def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[
 def _kind_of(model: Any, variable: Any) -> str:
     """Returns "nan" or "inf" if a variable holds one on any replica, else nothing."""
     local = model.distribute_strategy.experimental_local_results
-    copies = local(kerases.tensor_of(variable))
+    copies = local(keras_versions.tensor_of(variable))
     # Of a large variable only one number comes from the device to the host.
     worst = sum(float(worst_of_all([copy])[0]) for copy in copies)
     return "nan" if math.isnan(worst) else "inf" if math.isinf(worst) else ""
@@ -249,6 +249,6 @@ def _kind_of(model: Any, variable: Any) -> str:
 
 def _listed(faults: Sequence[Tuple[Any, str]]) -> str:
     """Returns the names of variables and what they hold, the last ones first."""
-    names = [f"{kerases.variable_name(v)} ({WORDS[kind]})" for v, kind in faults]
+    names = [f"{keras_versions.variable_name(v)} ({WORDS[kind]})" for v, kind in faults]
     more = len(names) - _NAMED
     return ", ".join(names[::-1][:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, Tuple
 
 from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 _NONE_FOUND = """\
 `model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
@@ -64,7 +64,11 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
         if hasattr(each, "apply_gradients") and each is not compiled
     ]
     got = ", ".join(others) or repr(compiled)
-    why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(compiled) and not others else ""
+    why = (
+        _WRAPPED_BY_KERAS
+        if keras_versions.is_own_wrapper(compiled) and not others
+        else ""
+    )
     raise TypeError(_NONE_FOUND.format(got=got, why=why))
 
 

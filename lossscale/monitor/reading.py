@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.monitor.skips import Skips, skips_in
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.uses import guard_of, shown_value
 
@@ -126,7 +126,7 @@ class Batches:
 
     def _taken(self) -> List[Any]:
         """Returns counts of the steps that were taken, on the device."""
-        applied = tf.identity(kerases.tensor_of(self._optimizer.applied_steps))
+        applied = tf.identity(keras_versions.tensor_of(self._optimizer.applied_steps))
         return [applied, self._optimizer.engine.record.counts()]
 
     def _end(self) -> int:

@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.check import all_finite
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Tensor, Variable
 
 _RESTORED = """\
@@ -41,17 +41,21 @@ class Statistics:
 
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
         # Inner layers come last: one may be trained within a frozen one.
-        layers = {id(v): one for one in kerases.layers_of(model) for v in one.weights}
+        layers = {
+            id(v): one for one in keras_versions.layers_of(model) for v in one.weights
+        }
         # Plain variables, one on each replica, that any context may assign to.
         local = model.distribute_strategy.experimental_local_results
         found = [
-            (each, local(kerases.tensor_of(each)))
-            for each in kerases.statistics_of(model)
+            (each, local(keras_versions.tensor_of(each)))
+            for each in keras_versions.statistics_of(model)
             if id(each) not in layers or layers[id(each)].trainable
         ]
         found = [pair for pair in found if all(map(all_finite, pair[1]))]
         self._variables, parts = [v for v, _ in found], [part for _, part in found]
-        counts = [local(kerases.tensor_of(each.applied_steps)) for each in optimizers]
+        counts = [
+            local(keras_versions.tensor_of(each.applied_steps)) for each in optimizers
+        ]
         self._records = [each.engine.record for each in optimizers]
         # Those of one device and dtype are one tensor: a hundred small ones take longer
         # to hand over than to copy.
@@ -119,4 +123,6 @@ class Statistics:
         if before or not self.times:
             return None
         changed = [v for v, count in zip(self._variables, each) if count]
-        return _RESTORED.format(names=", ".join(map(kerases.variable_name, changed)))
+        return _RESTORED.format(
+            names=", ".join(map(keras_versions.variable_name, changed))
+        )

@@ -28,11 +28,11 @@ in the package `provenance`, which you need not read for that.
 
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.engine import LossScaleEngine
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.loss_scale_warning import LossScaleWarning
 
 # Importing a wrapper registers it, here and with its Keras.
-if kerases.keras3() is not None:
+if keras_versions.keras3() is not None:
     from lossscale.optimizer import keras3  # noqa: F401
 from lossscale.optimizer import keras2  # noqa: F401
 

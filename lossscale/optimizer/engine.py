@@ -1,7 +1,7 @@
 """LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of.
 
 The wrappers of Keras 2, Keras 3 and `tf.compat.v1` each hold one. Nothing here asks
-which Keras it is: `kerases` finds the names of variables of each.
+which Keras it is: `keras_versions` finds the names of variables of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.reduction import EqualReplicas, Reduction, SeveralReplicas
 from lossscale.optimizer.step import Step
-from lossscale.runtime import kerases, mode, replicas
+from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
@@ -356,6 +356,6 @@ def check_shapes(grads: Grads, variables: List[Variable]) -> None:
         if not fits:
             raise ValueError(
                 "`grads` must have the shapes of their variables, got "
-                f"{dense_part(grad).shape} for {kerases.variable_name(variable)!r} of "
+                f"{dense_part(grad).shape} for {keras_versions.variable_name(variable)!r} of "
                 f"shape {variable.shape}. Pass each gradient with its own variable."
             )

@@ -21,7 +21,7 @@ from lossscale.optimizer import files, wrappers
 from lossscale.optimizer.attributes import delegated, forwarded
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.dialect import Dialect
-from lossscale.runtime import float16_weights, kerases, mode, registry, replicas
+from lossscale.runtime import float16_weights, keras_versions, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales.ignored_losses import SINCE_3_1_0
@@ -391,7 +391,7 @@ class CallableList(List[Any]):
 
 def _mix_into(keras: Any) -> None:
     """Makes and registers the wrappers for one Keras 2."""
-    for is_legacy, base, optimizer_class in kerases.generations(keras):
+    for is_legacy, base, optimizer_class in keras_versions.generations(keras):
         mixin: Type[Keras2Base] = _Legacy if is_legacy else _New
         dialect = (LegacyDialect if is_legacy else NewDialect)(keras, optimizer_class)
         name = f"Keras2{'Legacy' if is_legacy else ''}LossScaleOptimizer"
@@ -410,4 +410,4 @@ def _mix_into(keras: Any) -> None:
             keras.utils.get_custom_objects()["keras2lossscaleoptimizer"] = wrapper
 
 
-kerases.for_each_keras2(_mix_into)
+keras_versions.for_each_keras2(_mix_into)

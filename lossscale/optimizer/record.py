@@ -17,7 +17,7 @@ import tensorflow as tf
 from lossscale.gradients.arithmetic import largest_of_each
 from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import Check, worst_of_all
-from lossscale.runtime import kerases, mode, replicas
+from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale
@@ -161,7 +161,7 @@ class Record(tf.Module):
         `reason` is an `int64` tensor of shape `[]`, the total a `float32` one of `[1]`.
         """
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for
-            applied = kerases.tensor_of(self._applied())
+            applied = keras_versions.tensor_of(self._applied())
         applied = tf.cast(replicas.local_result(applied), tf.int64)
         held, size = tf.convert_to_tensor(self._skipped), len(REASONS)
         # No GPU splits integers, or sums them along an axis.
@@ -198,7 +198,7 @@ class Record(tf.Module):
         """Returns the gradients that were not finite at the last bad step."""
         variables, worst = self._last("faults")
         return NonfiniteGradients(
-            NonfiniteGradient(kerases.variable_name(variable), kind, variable)
+            NonfiniteGradient(keras_versions.variable_name(variable), kind, variable)
             for variable, kind in zip(variables, map(_kind, worst))
             if kind is not None
         )
@@ -214,7 +214,7 @@ class Record(tf.Module):
         if not stamp:
             return None
         variable = variables[each.index(max(each))]
-        return Spike(kerases.variable_name(variable), largest, limit, variable)
+        return Spike(keras_versions.variable_name(variable), largest, limit, variable)
 
     def _last(self, attribute: str) -> Tuple[List[Variable], List[float]]:
         """Returns the variables and the numbers of the entry that was written last."""

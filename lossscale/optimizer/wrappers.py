@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer.dialect import MARK
-from lossscale.runtime import kerases, registry
+from lossscale.runtime import keras_versions, registry
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
@@ -66,9 +66,11 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     wrapper = _wrappers.class_for(inner_optimizer)
     if wrapper is not None:
         return wrapper
-    thing, keras = inner_optimizer, kerases.imported("keras")
+    thing, keras = inner_optimizer, keras_versions.imported("keras")
     shown = arguments.shown(thing)
-    if kerases.is_keras3(keras) and isinstance(thing, keras.optimizers.Optimizer):
+    if keras_versions.is_keras3(keras) and isinstance(
+        thing, keras.optimizers.Optimizer
+    ):
         but_got = (
             f" on the TensorFlow backend, got {shown} of Keras 3 on the "
             f"{keras.config.backend()} backend. Set the environment variable "
@@ -161,7 +163,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
         elif isinstance(thing, (list, tuple)):
             waiting.extend(thing)
         elif isinstance(thing, optimizers):
-            if kerases.is_own_wrapper(thing):  # ours derive from Keras's
+            if keras_versions.is_own_wrapper(thing):  # ours derive from Keras's
                 return thing
             waiting.extend(vars(thing).values())
     return None
@@ -169,7 +171,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 def check_keras_own(optimizer: Any) -> None:
     """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    if kerases.is_own_wrapper(optimizer) and is_open(type(optimizer)):
+    if keras_versions.is_own_wrapper(optimizer) and is_open(type(optimizer)):
         return
     raise TypeError(
         "`optimizer` must be a LossScaleOptimizer of Keras itself, got "

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Set
 
 from lossscale.provenance import kinds
 from lossscale.provenance.kinds import SCALED, UNKNOWN, Kind
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Op, Tensor, Variable
 from lossscale.runtime.graphs import captured_by
 from lossscale.runtime.loss_scale_warning import warn
@@ -154,7 +154,7 @@ class Mistakes:
         for message in messages:
             if not self._is_silent and message not in self._warned:
                 self._warned.add(message)
-                name = next(map(kerases.variable_name, variables), "")
+                name = next(map(keras_versions.variable_name, variables), "")
                 # The name, too, since Python shows equal warnings of one line once.
                 warn(f"{message}This is the optimizer that trains {name!r}.")
 

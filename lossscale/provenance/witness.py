@@ -20,7 +20,7 @@ from lossscale.provenance.origins import (
     scales_of,
 )
 from lossscale.provenance.walk import Kinds, notes_of
-from lossscale.runtime import graphs, kerases, replicas
+from lossscale.runtime import graphs, keras_versions, replicas
 from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Variable
 from lossscale.scales.base import LossScale
 from lossscale.scales.uses import Product, unguarded
@@ -64,7 +64,7 @@ class Witness:
 
     def note_weights(self, variables: Iterable[Variable]) -> None:
         """These variables hold no S. What was noted first of a variable stays."""
-        self._kinds.note_variables(map(kerases.tensor_of, variables))
+        self._kinds.note_variables(map(keras_versions.tensor_of, variables))
 
     def note_state(self, variables: Iterable[Variable]) -> None:
         """These hold S: what reads or writes them may scale or unscale."""
@@ -73,7 +73,7 @@ class Witness:
     def note_layer_state(self, variable: Variable, is_scaled: bool) -> None:
         """A layer keeps this for its gradients. S is in it if it `is_scaled`."""
         kind = Kind(SCALED if is_scaled else UNKNOWN)
-        self._kinds.note_variables([kerases.tensor_of(variable)], kind)
+        self._kinds.note_variables([keras_versions.tensor_of(variable)], kind)
 
     def note_read(self, tensor: Scalar) -> None:
         """S was read as a tensor."""

@@ -29,7 +29,7 @@ import tensorflow as tf
 from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in, is_bad, is_float, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
-from lossscale.runtime import kerases, op_callbacks
+from lossscale.runtime import keras_versions, op_callbacks
 from lossscale.runtime.graphs import is_building
 from lossscale.runtime.op_callbacks import key_of
 
@@ -152,7 +152,7 @@ class Advice:
         return call is not None and any(call.layer is each for each in made)
 
     def __str__(self) -> str:
-        is_keras3 = kerases.is_keras3(self.keras)
+        is_keras3 = keras_versions.is_keras3(self.keras)
         cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
 
         def sentence(text: str, call: Call, operation: str = "") -> str:
@@ -229,7 +229,9 @@ class Trial(Watcher):
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
             makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
-            layers += kerases.layers_of(call.layer) if makes_some else [call.layer]
+            layers += (
+                keras_versions.layers_of(call.layer) if makes_some else [call.layer]
+            )
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
         self._listens = True
         try:
@@ -306,6 +308,6 @@ def _copied(nest: Any, is_widened: bool) -> Any:
             return value
         is_short = value.dtype.name in SIXTEEN_BITS
         wide = tf.cast(value, tf.float32) if is_short and is_widened else value
-        return kerases.with_mask(tf.identity(wide), value)
+        return keras_versions.with_mask(tf.identity(wide), value)
 
     return tf.nest.map_structure(copied, nest)

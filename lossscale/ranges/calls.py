@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.graphs import do_not_convert
 
 #: Keras 2 wraps operations in these layers, whose constructors take no dtype.
@@ -65,7 +65,7 @@ class Call:
     @property
     def is_written_around_layers(self) -> bool:
         """Whether a user wrote the `call`, and it calls further layers."""
-        return not self.is_of_library and len(kerases.layers_of(self.layer)) > 1
+        return not self.is_of_library and len(keras_versions.layers_of(self.layer)) > 1
 
     @property
     def makes_layers(self) -> bool:
@@ -179,7 +179,7 @@ class Watcher:
 
 def things_of(model: Any) -> List[Any]:
     """Returns the model, its layers, and the operations between them."""
-    layers = kerases.layers_of(model)
+    layers = keras_versions.layers_of(model)
     # Only Keras 3 has operations. Keras 2 wraps them in layers.
     holders = [getattr(layer, "_functional", None) or layer for layer in layers]
     operations = [each for one in holders for each in getattr(one, "operations", ())]

@@ -24,7 +24,7 @@ import tensorflow as tf
 from lossscale.ranges.advice import Advice, Fault, Trial
 from lossscale.ranges.model_state import SIXTEEN_BITS
 from lossscale.ranges.training_step import TrainingStep
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: What runs a training step within a trial.
 StepOf = Callable[[Trial], TrainingStep]
@@ -184,7 +184,7 @@ class _Cure:
     def whole(self) -> Optional[TrainingStep]:
         """The step with all layers in float32. None: it cannot run so."""
         if not self._has_whole:
-            layers = kerases.layers_of(self._model)
+            layers = keras_versions.layers_of(self._model)
             self._whole = self._trial(Advice(self._keras), layers)
             self._has_whole = True
         return self._whole

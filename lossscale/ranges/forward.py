@@ -15,7 +15,7 @@ from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.loss_scale_warning import warn
 
 #: By a layer's path and the row's name: counts of shape `[BINS]`, and the largest
@@ -105,7 +105,7 @@ class ForwardRanges(Ranges):
           NotImplementedError: The model's Keras has no DTypePolicyMap: Keras 2, or an
             early Keras 3. Write the lines that this report prints.
         """
-        keras = kerases.keras3() if self._is_keras3 else None
+        keras = keras_versions.keras3() if self._is_keras3 else None
         policies: Any = getattr(keras, "dtype_policies", None)
         made = getattr(policies, "DTypePolicyMap", None)
         if made is None:
@@ -208,7 +208,7 @@ class _Counter:
         inputs.check_finite(x)
         self._batches += 1
         first = _Float32Pass(self._rows)
-        layers = kerases.layers_of(self._model)
+        layers = keras_versions.layers_of(self._model)
         in_float32 = model_state.in_float32(self._keras, layers)
         with in_float32, first.watching_eagerly(self._model):
             self._model(x, training=True)
@@ -286,9 +286,9 @@ class _Counter:
         for layer in layers:
             # Layers that this one makes have its dtype, those that it is given do not.
             is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
-            in_float32 += [layer] if is_given else kerases.layers_of(layer)
+            in_float32 += [layer] if is_given else keras_versions.layers_of(layer)
         if not all_in_float32(self._model):
-            every = kerases.layers_of(self._model)
+            every = keras_versions.layers_of(self._model)
             in_float32 += [one for one in every if one.compute_dtype == "float32"]
         found = ForwardRanges(
             names=tuple(name for _, name in self._rows),
@@ -302,7 +302,7 @@ class _Counter:
             need_cast=tuple(advice.casts),
         )
         vars(found).update(
-            _is_keras3=kerases.is_keras3(self._keras),
+            _is_keras3=keras_versions.is_keras3(self._keras),
             # A layer that builds nothing has no path. In Keras 2 no layer has one.
             _paths=tuple(getattr(one, "path", None) or one.name for one in in_float32),
             _told=tuple(notes),
@@ -358,7 +358,7 @@ class _Float32Pass(Watcher):
                 self._rows[row] = (counts, max(largest, float(most.numpy())))
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
-            is_cast = is_input and kerases.casts_inputs(call.layer)
+            is_cast = is_input and keras_versions.casts_inputs(call.layer)
             if overflows and ((is_new and not is_input) or is_cast):
                 self.overflowing.setdefault(call, is_input)
 

@@ -16,8 +16,8 @@ from lossscale.ranges import exponents, inputs
 from lossscale.ranges.calls import Watcher
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
-from lossscale.runtime import kerases, mode
-from lossscale.runtime.kerases import layers_of
+from lossscale.runtime import keras_versions, mode
+from lossscale.runtime.keras_versions import layers_of
 from lossscale.runtime.loss_scale_warning import warn
 
 _APART = """\
@@ -225,7 +225,7 @@ def gradient_ranges(
         before = len(graph.get_operations())
         # Of each gradient: the key and the name of its row, and what it belongs to.
         sources: Dict[int, Tuple[int, str, Any]] = {
-            id(each): (id(each), _path_of(model, each), kerases.tensor_of(each))
+            id(each): (id(each), _path_of(model, each), keras_versions.tensor_of(each))
             for each in model.trainable_variables
         }
         for call in watcher.calls:
@@ -260,7 +260,7 @@ def gradient_ranges(
         return tf.stack(counts), tf.stack([most for _, most in found[0]])
 
     # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
-    is_keras3 = kerases.is_keras3(keras)
+    is_keras3 = keras_versions.is_keras3(keras)
     traced = tf.function(count, autograph=not is_keras3, **mode.ANY_SHAPES)
     total: Any = 0
     largest: Any = 0
@@ -287,7 +287,7 @@ def gradient_ranges(
 
 def _path_of(model: Any, variable: Any) -> str:
     """Returns the names of a variable's layer and of the variable: dense/kernel."""
-    found = kerases.variable_name(variable)
+    found = keras_versions.variable_name(variable)
     prefix = f"{model.name}/"  # only Keras 3 has it
     return found[len(prefix) :] if found.startswith(prefix) else found
 

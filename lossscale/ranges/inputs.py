@@ -12,7 +12,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.ranges.magnitudes import floats_in, look
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 from lossscale.scales.uses import shown_value
@@ -49,7 +49,9 @@ def keras_of(model: Any, asked_by: str) -> Any:
 
 def owner_of(model: Any) -> Any:
     """Returns the Keras that an object is a model of, None if it is no model."""
-    owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
+    owners = (
+        keras for keras in keras_versions.installed() if isinstance(model, keras.Model)
+    )
     return next(owners, None)
 
 
@@ -57,7 +59,7 @@ def build(model: Any, x: Any) -> None:
     """Creates missing weights by calling the model, or raises a ValueError."""
     if model.built and model.weights:
         return
-    if len(kerases.layers_of(model)) == 1:
+    if len(keras_versions.layers_of(model)) == 1:
         raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
     try:
         model(x, training=False)
@@ -149,7 +151,7 @@ def _all_batches(
     x, *others = data
     is_dataset = isinstance(x, tf.data.Dataset)
     # A sequence of any Keras will do, since it yields whole batches.
-    utils = [keras.utils for keras in kerases.installed()]
+    utils = [keras.utils for keras in keras_versions.installed()]
     kinds = [getattr(u, name, ()) for u in utils for name in ("PyDataset", "Sequence")]
     if is_dataset or any(isinstance(x, kind) for kind in kinds):
         for name, value in zip((*_NAMES[1:], "batch_size"), (*others, batch_size)):

@@ -11,8 +11,8 @@ from typing import Any, ContextManager, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from lossscale.runtime import kerases, random_streams
-from lossscale.runtime.kerases import layers_of, state_of
+from lossscale.runtime import keras_versions, random_streams
+from lossscale.runtime.keras_versions import layers_of, state_of
 
 #: The dtypes of 16 bits, by name.
 SIXTEEN_BITS = ("float16", "bfloat16")
@@ -53,7 +53,7 @@ def in_float16(keras: Any, model: Any) -> Iterator[bool]:
     """
     layers = layers_of(model)
     from_dtypes = ["bfloat16"]
-    if kerases.is_keras3(keras) and all_in_float32(model):
+    if keras_versions.is_keras3(keras) and all_in_float32(model):
         from_dtypes.append("float32")
     with changed(_to(keras, layers, "mixed_float16", from_dtypes)):
         yield any(layer.compute_dtype == "float16" for layer in layers)

@@ -15,7 +15,7 @@ from lossscale.ranges.cure import cure_for
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import unchanged
 from lossscale.ranges.training_step import TrainingStep
-from lossscale.runtime import float16_weights, kerases
+from lossscale.runtime import float16_weights, keras_versions
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
 _TEXTS = {
@@ -261,6 +261,6 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
         weights = getattr(call.layer, "weights", ())
         bad = [each for each in weights if is_bad(tf.convert_to_tensor(each))]
         if bad:
-            names = tuple(map(kerases.variable_name, bad))
+            names = tuple(map(keras_versions.variable_name, bad))
             return dataclasses.replace(found, where="weights", variables=names)
     return found

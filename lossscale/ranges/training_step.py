@@ -25,7 +25,7 @@ from lossscale.ranges.advice import Fault, Trial
 from lossscale.ranges.calls import Call
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS
-from lossscale.runtime import kerases, op_callbacks
+from lossscale.runtime import keras_versions, op_callbacks
 
 #: Exponents of the loss scales at which gradients may be usable.
 _LOWEST, _HIGHEST = -24, 24
@@ -127,7 +127,7 @@ class TrainingStep:
         if scale not in self._grads:
             tensors = [t for call in self.calls for t in (*call.inputs, *call.outputs)]
             weights = self._model.trainable_variables
-            sources = [*tensors, *map(kerases.tensor_of, weights)]
+            sources = [*tensors, *map(keras_versions.tensor_of, weights)]
             first_bad = _FirstBad()
             op_callbacks.add(first_bad)
             scaled = tf.constant(scale, self.loss.dtype)

@@ -9,7 +9,7 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `op_callbacks`: tells listeners of each operation that eager mode runs;
 * `replicas`: what replicas know together. Nothing else reduces across them;
 * `control`: the branches and the order of operations in a graph;
-* `kerases`: which versions of Keras are in use, and how they differ;
+* `keras_versions`: which versions of Keras are in use, and how they differ;
 * `float16_weights`: warns of variables that are trained in float16;
 * `number_like`: an object that is used like its number;
 * `random_streams`: keeps the process's random streams as they are for a while;

@@ -6,7 +6,7 @@ from typing import Any, Iterator, List, Set
 
 import tensorflow as tf
 
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Grads, Variable
 from lossscale.runtime.loss_scale_warning import warn
 
@@ -42,11 +42,11 @@ def float16_names(optimizer: Any, trained: List[Variable]) -> str:
 
     Empty if there are none, or if the optimizer keeps float32 copies of them.
     """
-    dtype_of = kerases.stored_dtype
+    dtype_of = keras_versions.stored_dtype
     narrow = [v for v in trained if dtype_of(v) == tf.float16]
     if not narrow or _has_float32_copies(optimizer, narrow, trained):
         return ""
-    names = ", ".join(map(kerases.variable_name, narrow[:3]))
+    names = ", ".join(map(keras_versions.variable_name, narrow[:3]))
     return names + (f" and {len(narrow) - 3} more" if len(narrow) > 3 else "")
 
 
@@ -64,7 +64,7 @@ def _has_float32_copies(
 
     def count(variables: Any, shape: Any, dtype: tf.DType) -> int:
         found = [v for v in variables if tuple(v.shape) == shape]
-        return sum(kerases.stored_dtype(v) == dtype for v in found)
+        return sum(keras_versions.stored_dtype(v) == dtype for v in found)
 
     def is_copied(shape: Any) -> bool:
         wide, short = (count(trained, shape, d) for d in (tf.float32, tf.float16))

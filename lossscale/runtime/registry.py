@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from lossscale.runtime.kerases import for_each_keras2, installed, keras3
+from lossscale.runtime.keras_versions import for_each_keras2, installed, keras3
 
 #: Every Keras knows our classes by this name, a ">" and their own name: file format.
 PACKAGE = "lossscale"

@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.runtime import kerases, replicas
+from lossscale.runtime import keras_versions, replicas
 from lossscale.runtime.aliases import Flag, Scalar, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale
@@ -117,7 +117,7 @@ class IgnoredLosses:
         if self._applied_steps is None:
             return tf.constant(0, tf.int64)
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for
-            variable = kerases.tensor_of(self._applied_steps())
+            variable = keras_versions.tensor_of(self._applied_steps())
         value = tf.convert_to_tensor(replicas.local_result(variable))
         return tf.cast(value, tf.int64)
 

@@ -24,7 +24,7 @@ from lossscale import (
     LossScaleWarning,
 )
 from lossscale.monitor import reading
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: For `small`.
 ONES = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
@@ -141,7 +141,7 @@ def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family
 
 def test_it_is_a_callback_of_every_keras_and_looks_at_no_batch_unasked():
     monitor = LossScaleMonitor()
-    for keras in kerases.installed():
+    for keras in keras_versions.installed():
         assert isinstance(monitor, keras.callbacks.Callback)
         callbacks = keras.callbacks.CallbackList([monitor])
         # Before the end of a batch Keras 3 reads all metrics from the device.
@@ -315,7 +315,7 @@ def test_another_optimizer_is_refused_with_the_line_to_write(family, rng):
         told_of(model, *data(rng), LossScaleMonitor())
     family.keras.mixed_precision.set_global_policy("mixed_float16")
     model = regression(family, family.optimizers.SGD(0.1), "mixed_float16")
-    if model.optimizer is None or not kerases.is_own_wrapper(model.optimizer):
+    if model.optimizer is None or not keras_versions.is_own_wrapper(model.optimizer):
         pytest.skip("this Keras has not wrapped it")
     with pytest.raises(TypeError, match=", Keras's own: under mixed_float16"):
         told_of(model, *data(rng), LossScaleMonitor())
@@ -329,7 +329,7 @@ def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family,
     messages, _ = told_of(model, *given, monitor)
     assert not messages
     model.compile(family.optimizers.SGD(0.01), "mse")
-    if model.optimizer is None or not kerases.is_own_wrapper(model.optimizer):
+    if model.optimizer is None or not keras_versions.is_own_wrapper(model.optimizer):
         pytest.skip("this Keras has not wrapped it")
     (message,), _ = told_of(model, *given, monitor, epochs=2)
     assert "`model.optimizer` is Keras's own LossScaleOptimizer" in message
@@ -352,7 +352,7 @@ def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family,
     gan.d_optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), 8)
     gan.d_optimizer.build(gan.trainable_variables)
     gan.compile(family.optimizers.SGD(0.01))
-    assert kerases.is_own_wrapper(gan.optimizer)
+    assert keras_versions.is_own_wrapper(gan.optimizer)
     messages, _ = told_of(gan, *ONES, quiet_monitor())
     assert not messages
 

@@ -8,12 +8,12 @@ from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.monitor.reading import Reading
 from lossscale.monitor.skips import Skips
 from lossscale.monitor.watched import Watched
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 
 def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     """Returns the steps after which a stall is told of, reading every so many."""
-    inner = kerases.installed()[0].optimizers.SGD()
+    inner = keras_versions.installed()[0].optimizers.SGD()
     watched = Watched(LossScaleOptimizer(inner, loss_scale), patience)
     found, applied, skipped, in_a_row = [], 0, 0, 0
 

@@ -16,7 +16,7 @@ from lossscale import (
     LossScaleOptimizer,
     Verdict,
 )
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: The third batch is bad in its last row alone, so on the last replica.
 RUN = [None, None, "data", None, None]
@@ -33,8 +33,8 @@ def statistics(model):
     local = model.distribute_strategy.experimental_local_results
     return [
         part.numpy()
-        for variable in kerases.statistics_of(model)
-        for part in local(kerases.tensor_of(variable))
+        for variable in keras_versions.statistics_of(model)
+        for part in local(keras_versions.tensor_of(variable))
     ]
 
 
@@ -151,7 +151,7 @@ def test_statistics_of_every_kind(place):
     model.fit(x, y, ROWS, 2, verbose=0, shuffle=False, callbacks=[watching])
     assert int(scale.skipped_steps.numpy()) == 2
     assert finite(model)
-    (own,) = [each for each in kerases.layers_of(model) if isinstance(each, Own)]
+    (own,) = [each for each in keras_versions.layers_of(model) if isinstance(each, Own)]
     assert np.isnan(own.mean.result().numpy())  # a metric tells what happened
     x, y = batches(WITHOUT)
     assert np.isfinite(np.ravel(model.evaluate(x, y, verbose=0))[0])
@@ -160,7 +160,9 @@ def test_statistics_of_every_kind(place):
 
 def test_what_was_nan_before_is_told_and_the_others_are_put_back(family):
     faulty = Faulty(family)
-    bad, good = map(kerases.tensor_of, kerases.statistics_of(faulty.model))
+    bad, good = map(
+        keras_versions.tensor_of, keras_versions.statistics_of(faulty.model)
+    )
     bad.assign(np.full(bad.shape, np.nan, np.float32))
     with heard() as messages:
         faulty.fit([None, "data", None], monitor())
@@ -244,7 +246,7 @@ def test_a_number_that_is_infinite_on_purpose_is_left_alone(family):
         messages, _ = told_of(model, *batches(run), monitor(), ROWS)
         assert scale.skipped_steps.numpy() > 0
         assert not [each for each in messages if "hold inf or NaN" in each]
-        assert np.isfinite(kerases.tensor_of(norm.moving_variance).numpy()).all()
+        assert np.isfinite(keras_versions.tensor_of(norm.moving_variance).numpy()).all()
     assert np.isinf(parts[3].least.numpy())
 
 

@@ -12,7 +12,7 @@ from faulty import scaled_gradients, told_of
 from models import FEATURES, data, policy_of, regression
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 
 def two_optimizers(family, wrap):
@@ -44,7 +44,7 @@ def two_optimizers(family, wrap):
                     loss = tf.reduce_mean(layer(x) ** 2)
                     scaled_loss = optimizer.scale_loss(loss)
                 variables = layer.trainable_variables
-                tensors = [kerases.tensor_of(variable) for variable in variables]
+                tensors = [keras_versions.tensor_of(variable) for variable in variables]
                 grads = tape.gradient(scaled_loss, tensors)
                 optimizer.apply_gradients(zip(grads, variables))
             return {"loss": tf.constant(0.0)}
@@ -142,7 +142,7 @@ def test_an_optimizer_beside_the_one_that_is_compiled(family, rng):
 def test_what_is_no_optimizer_is_refused_at_once(value):
     with pytest.raises(TypeError, match=r"`optimizers` must .* got "):
         LossScaleMonitor(optimizers=value)
-    bare = kerases.installed()[0].optimizers.SGD(0.1)
+    bare = keras_versions.installed()[0].optimizers.SGD(0.1)
     with pytest.raises(TypeError, match="`optimizers` must be a lossscale"):
         LossScaleMonitor(optimizers=bare)
 

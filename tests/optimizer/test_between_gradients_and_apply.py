@@ -84,7 +84,7 @@ BODIES = {
     "zero_fraction",
 }
 #: Matrix functions and products of scaled gradients: some are told without need, the
-#: others are divided by S in silence, as by both Kerases.
+#: others are divided by S in silence, as by Keras 2 and Keras 3.
 MATRICES = {"pinv"}
 #: A number stands beside scaled gradients, and is divided with them in silence.
 BESIDE = {

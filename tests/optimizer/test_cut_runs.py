@@ -26,7 +26,7 @@ from models import checkpoint_of, inner_variables, scale_state, variable_of
 
 from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer, SpikeGuard
 from lossscale.optimizer.pending import StepState
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.scales.ignored_losses import SINCE_3_1_0
 
 INF, NAN = float("inf"), float("nan")
@@ -364,7 +364,7 @@ def read(family, path, other):
 
 
 @pytest.mark.skipif(
-    not IS_NEWEST, reason="older Kerases name their own variables otherwise"
+    not IS_NEWEST, reason="older versions of Keras name their own variables otherwise"
 )
 def test_names_in_files_are_those_of_3_0_0_without_skip(family, tmp_path):
     model = golden.compiled_model(family, golden.wrapped(family))
@@ -518,7 +518,7 @@ def test_what_no_file_holds(family):
         saved += [*inner_variables(optimizer), *optimizer.engine._saved().values()]
         saved += [*optimizer.loss_scale.variables, optimizer.iterations]
     for each in saved:
-        used.pop(id(kerases.tensor_of(each)), None)
+        used.pop(id(keras_versions.tensor_of(each)), None)
     # A checkpoint holds a legacy optimizer's arguments, which are variables, too.
     of_config = set(both[0].inner_optimizer.get_config())
     assert {v.name.split(":")[0] for v in used.values()} - of_config == NOT_SAVED

@@ -14,7 +14,7 @@ from strategies import last_replica_gets
 
 import lossscale
 from lossscale.gradients.check import SMALL
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 INF, NAN = float("inf"), float("nan")
@@ -232,7 +232,7 @@ def test_a_training_step_can_be_exported(family, tmp_path):
     optimizer, variables = optimizer_of_six(family)
     module = tf.Module()
     module.optimizer = optimizer
-    module.weights = [kerases.tensor_of(variable) for variable in variables]
+    module.weights = [keras_versions.tensor_of(variable) for variable in variables]
 
     @tf.function(input_signature=[tf.TensorSpec([3])])
     def train(grad):

@@ -14,7 +14,7 @@ from limits import TENSORFLOW
 from models import inner_variables, variable_of
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer, SpikeGuard
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: What the loss scale answers, DynamicLossScale(64, 7) here, and one that is fixed. A
 #: string is the name of its variable.
@@ -215,7 +215,7 @@ def public_of_bases(family):
     if family.name == "keras3":
         return public(family.keras.optimizers.Optimizer)
     is_legacy = family.name == "keras2-legacy"
-    generations = kerases.generations(family.keras)
+    generations = keras_versions.generations(family.keras)
     (base,) = [each for legacy, _, each in generations if legacy == is_legacy]
     return public(base)
 

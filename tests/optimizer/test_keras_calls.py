@@ -26,7 +26,7 @@ from lossscale import (
     LossScaleWarning,
     SpikeGuard,
 )
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
@@ -199,7 +199,7 @@ class TestAnH5File:
             other.optimizer.build(other.trainable_variables)
         assert_same(whole_state(other), whole_state(model))
         inner = other.optimizer.inner_optimizer.variables
-        assert_bit_equal(mirrored, [kerases.tensor_of(v) for v in inner])
+        assert_bit_equal(mirrored, [keras_versions.tensor_of(v) for v in inner])
         x, y = data(np.random.default_rng(2))
         x[-1] = np.inf  # on the last replica
         other.fit(x, y, **QUIET)

@@ -29,7 +29,7 @@ from models import (
 from processes import SUPPORT, logs, started
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 SOAK = bool(os.environ.get("LOSSSCALE_SOAK"))
 KILLS = 10 if SOAK else 2
@@ -111,7 +111,7 @@ def test_a_very_long_run(family, mode):
             half = tf.cast(weights, tf.float16)
             loss = tf.reduce_sum(tf.cast(tf.square(half) * 0.5, tf.float32)) * factor
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [kerases.tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [keras_versions.tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
         values = [tf.reduce_all(tf.math.is_finite(v)) for v in kept]
         current = scale()

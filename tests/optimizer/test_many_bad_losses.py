@@ -14,7 +14,7 @@ from models import compiled, variable_of
 from strategies import last_replica_gets, scope_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer, SpikeGuard
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph", "mirrored"]
@@ -35,7 +35,7 @@ class Trained:
 
     def step(self, loss):
         """Takes a step with `loss(weights)`."""
-        tensor = kerases.tensor_of(self.variable)
+        tensor = keras_versions.tensor_of(self.variable)
         with tf.GradientTape() as tape:
             tape.watch(tensor)
             scaled = self.optimizer.scale_loss(loss(tensor))
@@ -167,7 +167,7 @@ def test_rows_that_are_masked_in_every_second_batch(family, mode, strategy):
             def loss(weights):
                 return tf.reduce_sum(weights) * 2.0**4 + rows
 
-            tensor = kerases.tensor_of(trained.variable)
+            tensor = keras_versions.tensor_of(trained.variable)
             with tf.GradientTape() as tape:
                 tape.watch(tensor)
                 each = trained.optimizer.scale_loss(loss(tensor))
@@ -209,7 +209,7 @@ def test_an_optimizer_that_counts_nothing_has_every_tenth_counted(family, make):
     """As larq's, whose `iterations` stay at 0 while good steps are in between."""
     scale = DynamicLossScale(START, 10**6)
     trained = Trained(family, make(scale))
-    counted = kerases.tensor_of(trained.optimizer.applied_steps)
+    counted = keras_versions.tensor_of(trained.optimizer.applied_steps)
     for number in range(1, 31):
         trained.step(bad)
         trained.step(good)

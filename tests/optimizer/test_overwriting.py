@@ -9,9 +9,9 @@ from exact import warned
 from models import assert_same, compiled
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
-keras = kerases.keras3()
+keras = keras_versions.keras3()
 if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePolicy"):
     pytest.skip("no Keras 3, or one without float8", allow_module_level=True)
 
@@ -101,7 +101,7 @@ def step_of(model, optimizer, xy, change=list):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(xy[0], training=True) - xy[1]) ** 2)
             loss = optimizer.scale_loss(loss * factor)
-        held = [kerases.tensor_of(v) for v in model.trainable_variables]
+        held = [keras_versions.tensor_of(v) for v in model.trainable_variables]
         optimizer.apply(change(tape.gradient(loss, held)), model.trainable_variables)
 
     return step

@@ -16,19 +16,19 @@ pytestmark = pytest.mark.each_version
 
 
 def in_turn(first, but=()):
-    """Returns parameters: each model with one of the Kerases.
+    """Returns parameters: each model with one of Keras 2 and Keras 3.
 
     What the three reports advise is written in one place, so a model that one of them
     tries with this Keras, the next one tries with the other.
     """
-    kerases = each_keras()
+    keras_versions = each_keras()
     return pytest.mark.parametrize(
         ("family", "name"),
         [
             pytest.param(family, name, id=f"{family.name}-{name}")
             for number, name in enumerate(ADVISED, first)
             if name not in but
-            for family in [kerases[number % len(kerases)]]
+            for family in [keras_versions[number % len(keras_versions)]]
         ],
     )
 

@@ -11,7 +11,7 @@ from installed import each_keras, families
 from models import FEATURES, policy_of, regression
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
-from lossscale.runtime.kerases import tensor_of
+from lossscale.runtime.keras_versions import tensor_of
 
 ROWS = 96
 

@@ -21,7 +21,7 @@ from models import (
 )
 
 import lossscale
-from lossscale.runtime.kerases import layers_of
+from lossscale.runtime.keras_versions import layers_of
 
 pytestmark = pytest.mark.each_version
 
@@ -38,7 +38,7 @@ X, Y = np.ones([16, FEATURES], np.float32), np.full([16, 1], 7.0, np.float32)
 def drawing(family):
     """Returns a layer that draws from every global stream."""
     keras = family.keras
-    # Older Kerases do not seed their global generator.
+    # Older versions of Keras do not seed their global generator.
     is_seeded = has_ops(keras) and not is_older(family, (3, 15))
 
     class Draws(keras.layers.Layer):

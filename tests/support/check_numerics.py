@@ -13,7 +13,7 @@ from models import policy_of, variable_of
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
-from lossscale.runtime.kerases import tensor_of
+from lossscale.runtime.keras_versions import tensor_of
 
 tf.debugging.enable_check_numerics()
 

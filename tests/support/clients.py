@@ -7,7 +7,7 @@ import pytest
 from models import differ
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: The steps of a `fit`, each of `BATCH` rows.
 STEPS = 40
@@ -18,17 +18,17 @@ TOO_LARGE = 2.0**40
 
 def keras2():
     """Returns the Keras 2 that clients of it train with, or skips the test."""
-    kerases.imported("tf_keras")
-    if not kerases.keras2():
+    keras_versions.imported("tf_keras")
+    if not keras_versions.keras2():
         pytest.skip("no Keras 2 is installed")
-    return kerases.keras2()[-1]
+    return keras_versions.keras2()[-1]
 
 
 def keras3():
     """Returns Keras 3, or skips the test."""
-    if kerases.keras3() is None:
+    if keras_versions.keras3() is None:
         pytest.skip("Keras 3 with TensorFlow is not installed")
-    return kerases.keras3()
+    return keras_versions.keras3()
 
 
 def wrapped(inner):

@@ -9,7 +9,7 @@ from models import policy_of
 from strategies import scope_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 ROWS = 8
 #: Where a batch is bad: in its last row, so on the last replica alone.
@@ -116,5 +116,5 @@ def scaled_gradients(model, batch):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
         scaled_loss = model.optimizer.scale_loss(loss)
-    tensors = [*map(kerases.tensor_of, model.trainable_variables)]
+    tensors = [*map(keras_versions.tensor_of, model.trainable_variables)]
     return loss, tape.gradient(scaled_loss, tensors)

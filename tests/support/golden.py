@@ -28,7 +28,7 @@ from installed import ROOT, families
 from models import checkpoint_of, compiled, variable_of
 
 import lossscale
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 DATA = ROOT / "tests" / "data"
 STEPS = 60
@@ -90,7 +90,7 @@ def loop(family, dtype, mode):
             factor = tf.cast(special / 2.0, dtype)
             loss = tf.reduce_sum(factor * tf.square(distance))
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [kerases.tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [keras_versions.tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
 
     step = compiled(step, mode)

@@ -37,9 +37,9 @@ tf.train.Coordinator.wait_for_stop = lambda self, timeout=None: _wait_for_stop(
     self, timeout and min(timeout, 0.002)
 )
 
-from lossscale.runtime import kerases  # noqa: E402 - after the devices are set
+from lossscale.runtime import keras_versions  # noqa: E402 - after the devices are set
 
-kerases.imported("tf_keras")  # which the library leaves to those who use it
+keras_versions.imported("tf_keras")  # which the library leaves to those who use it
 
 
 def make_strategy():
@@ -52,13 +52,15 @@ def make_strategy():
 def families():
     """Returns each kind of optimizer that is installed, with what tests need of it."""
     found = []
-    if kerases.keras3() is not None:
-        found.append(("keras3", kerases.keras3(), kerases.keras3().optimizers))
-    for keras in kerases.keras2():
+    if keras_versions.keras3() is not None:
+        found.append(
+            ("keras3", keras_versions.keras3(), keras_versions.keras3().optimizers)
+        )
+    for keras in keras_versions.keras2():
         legacy = getattr(keras.optimizers, "legacy", None)
         found.append(("keras2-legacy", keras, legacy or keras.optimizers))
         if legacy is not None:
-            (_, _, base), _ = kerases.generations(keras)
+            (_, _, base), _ = keras_versions.generations(keras)
             is_new = issubclass(keras.optimizers.Adam, base)
             new = keras.optimizers if is_new else keras.optimizers.experimental
             found.append(("keras2-new", keras, new))

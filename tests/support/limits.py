@@ -64,7 +64,7 @@ LIMITS = {
     ),
     "gradient accumulation and EMA on replicas": (
         lambda family: family.name != "keras3" or is_older(family, (3, 15)),
-        "Keras 2 accumulates nothing; older Kerases 3 fail otherwise",
+        "Keras 2 accumulates nothing; older versions of Keras 3 fail otherwise",
     ),
     "gradients that are all new values": (
         lambda family: family.name != "keras3" or is_older(family, (3, 10)),

@@ -46,7 +46,7 @@ def seed_all(keras):
 def compiled_by(mode):
     """Returns the arguments of `compile` for "eager", "graph" or "xla"."""
     how = {"run_eagerly": True} if mode == "eager" else {"jit_compile": mode == "xla"}
-    # Older Kerases have no such argument.
+    # Older versions of Keras have no such argument.
     return {} if TENSORFLOW < (2, 9) and mode != "eager" else how
 
 

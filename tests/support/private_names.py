@@ -45,7 +45,7 @@ PRIVATE_NAMES = (
     ),
     (
         "_flatten_layers, _autocast, _random_generator",
-        "kerases.py, ranges/",
+        "keras_versions.py, ranges/",
         "errors or fewer rows in reports",
     ),
     (
@@ -55,7 +55,7 @@ PRIVATE_NAMES = (
     ),
     (
         "_keras_mask, _compute_output_and_mask_jointly",
-        "kerases.py",
+        "keras_versions.py",
         "masks are lost",
     ),
     (
@@ -109,7 +109,7 @@ PRIVATE_NAMES = (
     ),
     (
         "_trainable_variables, _variables, Variable._initialize, _value",
-        "optimizer/keras3.py, runtime/float16_weights.py, runtime/kerases.py",
+        "optimizer/keras3.py, runtime/float16_weights.py, runtime/keras_versions.py",
         "Keras's error",
     ),
     (

@@ -17,7 +17,7 @@ from pathlib import Path
 import stand_ins
 
 import lossscale
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 
 def run(path):
@@ -40,6 +40,6 @@ for path in sys.argv[1:]:
         sys.stderr.write(Path(path).read_text())
         traceback.print_exc()
         failed.append(path)
-    for keras in filter(None, [kerases.keras3(), *kerases.keras2()]):
+    for keras in filter(None, [keras_versions.keras3(), *keras_versions.keras2()]):
         keras.mixed_precision.set_global_policy("float32")
 sys.exit(f"failed: {failed}" if failed else 0)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from models import assert_same, inner_variables, policy_of, variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 #: Where a step is not finite, and what is there instead.
 RUN = [
@@ -96,7 +96,7 @@ def run_on(strategy, function, *args):
 
 def copies(strategy, variable):
     """Returns every copy of a TensorFlow or Keras 3 variable."""
-    variable = kerases.tensor_of(variable)
+    variable = keras_versions.tensor_of(variable)
     if strategy is None:
         return [variable.numpy()]
     return [copy.numpy() for copy in strategy.experimental_local_results(variable)]
@@ -286,7 +286,9 @@ def loop(
     step = step if eagerly else tf.function(step, **options)
     first = 0
     if hook:
-        first = hook.begin(variable=kerases.tensor_of(variable), optimizer=optimizer)
+        first = hook.begin(
+            variable=keras_versions.tensor_of(variable), optimizer=optimizer
+        )
     seen = Seen()
     for number, (place, special) in enumerate(run[first:], first):
         step(tf.constant(at(place, special, count(strategy))))

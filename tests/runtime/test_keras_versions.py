@@ -13,8 +13,8 @@ from models import data, regression
 from processes import printed
 
 import lossscale
-from lossscale.runtime import kerases
-from lossscale.runtime.kerases import when_imported
+from lossscale.runtime import keras_versions
+from lossscale.runtime.keras_versions import when_imported
 
 ROOT = Path(lossscale.__file__).parents[1]
 
@@ -22,11 +22,11 @@ ROOT = Path(lossscale.__file__).parents[1]
 READER = """
 import sys
 import keras, lossscale
-from lossscale.runtime import kerases
+from lossscale.runtime import keras_versions
 
 assert "tf_keras" not in sys.modules
 before = lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-assert before.get_config() and kerases.installed() == [keras]
+assert before.get_config() and keras_versions.installed() == [keras]
 monitor = lossscale.LossScaleMonitor(verbose=0)
 try:
     keras.optimizers.deserialize({"class_name": "unheard", "config": {}})
@@ -128,9 +128,9 @@ def test_a_package_that_is_missing_stays_missing(monkeypatch):
 def test_a_users_subclass_of_kerass_own_wrapper_is_no_generation(family):
     if family.name == "keras3":
         pytest.skip("Keras 3 has one generation")
-    before = kerases.generations(family.keras)
+    before = keras_versions.generations(family.keras)
 
     class Own(family.keras.mixed_precision.LossScaleOptimizer):
         pass
 
-    assert kerases.generations(family.keras) == before
+    assert keras_versions.generations(family.keras) == before

@@ -1,4 +1,4 @@
-"""Which Kerases are in use, and how they differ.
+"""Which versions of Keras are in use, and how they differ.
 
 One process may use several: Keras 3, and Keras 2 as `tf.keras` (TensorFlow up to 2.15,
 or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`. If only one wrapper needs a
@@ -168,8 +168,8 @@ def callback_class() -> Any:
     def bases() -> Tuple[Any, ...]:
         # Keras 2 comes first, since it checks whether a method is its own default.
         # Keras 3.3 does not check.
-        kerases = [*keras2(), *filter(None, [keras3()])]
-        return (*(keras.callbacks.Callback for keras in kerases), _AnyCallback)
+        keras_versions = [*keras2(), *filter(None, [keras3()])]
+        return (*(keras.callbacks.Callback for keras in keras_versions), _AnyCallback)
 
     class Callback(*bases()):  # type: ignore[misc]
         def __init__(self) -> None:
