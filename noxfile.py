@@ -49,8 +49,8 @@ class Version(NamedTuple):
     env: Mapping[str, str] = MappingProxyType({})
 
 
-#: What can differ where the same TensorFlow and versions of Keras are only arranged otherwise:
-#: how a Keras is found, and what is looked up by its names. "newest-tf_keras" runs all.
+#: What can differ where the same versions of TensorFlow and Keras are only arranged
+#: otherwise: how a Keras is found, and what is looked up by its names. "newest-tf_keras" runs all.
 ARRANGED = (
     *("tests/runtime", "tests/test_public_api.py", "tests/test_examples.py"),
     *(
