@@ -50,7 +50,8 @@ class Version(NamedTuple):
 
 
 #: What can differ where the same versions of TensorFlow and Keras are only arranged
-#: otherwise: how a Keras is found, and what is looked up by its names. "newest-tf_keras" runs all.
+#: otherwise: how a Keras is found, and what is looked up by its names.
+#: "newest-tf_keras" runs all.
 ARRANGED = (
     *("tests/runtime", "tests/test_public_api.py", "tests/test_examples.py"),
     *(

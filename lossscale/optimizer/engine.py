@@ -357,6 +357,6 @@ def check_shapes(grads: Grads, variables: List[Variable]) -> None:
             name = keras_versions.variable_name(variable)
             raise ValueError(
                 "`grads` must have the shapes of their variables, got "
-                f"{dense_part(grad).shape} for {name!r} of shape {variable.shape}. Pass "
-                "each gradient with its own variable."
+                f"{dense_part(grad).shape} for {name!r} of shape {variable.shape}. "
+                "Pass each gradient with its own variable."
             )

@@ -171,8 +171,9 @@ def bare_or_skip(family, name, mode):
 def each_in_a_mode():
     """Returns parameters: each layer in one of the modes, in turn.
 
-    Eagerly it takes half of the time of a graph, a fifth of that of XLA. Of other versions
-    of Keras than the first it is every eighth: what TensorFlow computes is the same.
+    Eagerly it takes half of the time of a graph, a fifth of that of XLA. Of other
+    versions of Keras than the first it is every eighth: what TensorFlow computes is the
+    same.
     """
     found = []
     for family in families():
