@@ -238,9 +238,9 @@ def test_the_pictures_show_what_the_pages_and_the_library_say():
 
 
 def test_the_tables_of_the_reference_are_those_of_the_docstrings(imported):
-    """`python docs/reference.py` writes them."""
-    for path, text in imported("reference").tables().items():
-        assert path.read_text() == text, "run: python docs/reference.py"
+    """`python docs/name_tables.py` writes them."""
+    for path, text in imported("name_tables").tables().items():
+        assert path.read_text() == text, "run: python docs/name_tables.py"
 
 
 def test_each_public_name_has_one_entry_in_the_api_reference(imported):

@@ -1,4 +1,4 @@
-"""Writes the tables of the API pages for a hosting site: `python docs/reference.py`.
+"""Writes the tables of the API pages for a hosting site: `python docs/name_tables.py`.
 
 Sphinx makes the reference from the docstrings. A hosting site shows only the page, so
 there a table stands for it: each name, and a link to the file that holds its docstring.
