@@ -64,8 +64,7 @@ class Bundle:
       loss_scale: The loss scale that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
-      losses: The losses, before they were scaled, of which it is known that these
-        gradients were made of them.
+      losses: The unscaled losses that these gradients are known to come from.
       of_unknown: The divisor of gradients of which only the state of the step knows
         whether they are scaled: 1 if not. None: there are none, or they are unscaled.
       check: First the check of when the gradients were unscaled, then also that of when
@@ -101,7 +100,7 @@ class Bundle:
         return replace(self, **changes)
 
     def distinct_divisors(self) -> Divisors:
-        """Returns the different divisors of the gradients that are not None."""
+        """Returns the different divisors. Gradients that are None do not count."""
         pairs = zip(self.grads, self.divisors)
         return list({id(by): by for grad, by in pairs if grad is not None}.values())
 
@@ -149,12 +148,12 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     few = bundle.packed()
     quotients = few.divided()
     # Under XLA the check divides a second time, so that no quotient need be stored for
-    # it. Elsewhere it reads the quotients: a graph can write these over what it divides
-    # if nobody reads that again.
+    # it. Elsewhere it reads the quotients. Then nothing reads the scaled gradients
+    # again, and a graph can store the quotients in their memory.
     check = check_of_quotients(few if mode.current().by_xla else quotients)
     if mode.current().runs_parts and is_nested():
-        # A session keeps no state. Gradients tell it of an overflow in a loop or a
-        # branch, even if they are clipped by their norm: all of them are made NaN.
+        # A session keeps no state, and no tensor of a loop or a branch is visible after
+        # it. So an overflow makes all gradients NaN, which clipping does not hide.
         # A constant NaN would stop a run that looks for NaNs.
         nan_if_bad = tf.sqrt(tf.where(check.exact(), 1.0, -1.0))
         quotients = few.but(
@@ -171,8 +170,9 @@ def check_of_quotients(
 ) -> Check:
     """Returns the check of the quotients, and of sums of duplicate rows if asked.
 
-    `quick` is the quick check of both. None: it is made here, of the gradients as they
-    are. They prove nothing of quotients by a divisor below 1.
+    `quick` is the quick check of both. None: it is made here, before any division that
+    is still to be done. It is False if a divisor is below 1: then a finite sum proves
+    nothing about the quotients.
     """
 
     def exact_check() -> Flag:
@@ -202,7 +202,8 @@ def check_of_quotients(
 def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    Both are exact. `quick` is as in `check_of_quotients`.
+    In the result the flag `quick` is exact. The argument `quick` is as in
+    `check_of_quotients`.
     """
     check = bundle.check
     if not bundle.is_checked:

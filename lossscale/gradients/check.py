@@ -76,7 +76,9 @@ class Check(NamedTuple):
         """Returns this check of `count` gradients without any need of them.
 
         The exact check runs now, in a branch of its own. Otherwise the gradients would
-        stay in memory until the step is decided, beside those that were clipped.
+        stay in memory until the step is decided, beside those that were clipped. A
+        check without an exact check is returned as it is: its worst numbers may still
+        need the gradients.
         """
         if self.exact_check is None:
             return self
@@ -162,8 +164,8 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
     """Tells whether the sum of all elements is finite, which proves that each is.
 
     In float16 it checks each element instead, which takes less time: float16 ends at
-    65504, so a sum of scaled gradients is seldom finite. So does bfloat16 under XLA,
-    where its sum takes longer than the check.
+    65504, so a sum of scaled gradients is seldom finite. It does the same in bfloat16
+    under XLA, where a sum takes longer than the check.
     """
     narrow = _CHECKED_EACH[mode.current().by_xla]
     looked_at = [value for value in values if value.dtype in narrow]

@@ -15,7 +15,7 @@ In the order of its imports:
 * `dialect`: what one Keras's optimizers are called, hold and save;
 * `wrappers`: which wrapper for which optimizer;
 * `keras_arguments`: the arguments, configs and states of Keras's own wrappers;
-* `attributes`: attributes of a wrapper that are the inner optimizer's or S's;
+* `attributes`: attributes of a wrapper that the inner optimizer or loss scale holds;
 * `base`: `LossScaleOptimizer`, what the wrappers for both Keras versions share: each
   holds an engine and a dialect;
 * `files`: what Keras's files and lists of weights hold of a wrapper;

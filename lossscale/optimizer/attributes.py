@@ -1,4 +1,4 @@
-"""Attributes of a wrapper that are another object's: the inner optimizer's, or S's."""
+"""Attributes of a wrapper that the inner optimizer or the loss scale holds."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Dialect(abc.ABC):
         return InnerSum(inner, self.summing_methods[-1], leaves_out_sum)
 
     def release(self, inner: Any) -> None:
-        """Removes what a wrapper, or that of the original, left on an optimizer."""
+        """Removes what a wrapper left on an optimizer. A copy of that has it, too."""
         setattr(inner, MARK, False)
         for each in parts(inner):
             vars(each).pop(self.summing_methods[-1], None)

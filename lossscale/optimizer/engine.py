@@ -113,10 +113,10 @@ class LossScaleEngine(tf.Module):
         `applied_steps` returns the variable of the number of applied steps. None: there
         is none, and no record. `unscales_in_apply` tells whether `apply` divides
         gradients if it is not known whether anybody has scaled or unscaled them: Keras
-        3's own wrapper does, Keras 2's not. `unscales_itself` tells whether whoever
-        computes the gradients calls `unscale` for all of them, as in TensorFlow 1. Then
-        `apply` divides none that may be unscaled, never warns, and counts each step,
-        also if the loss scale is shared.
+        3's own wrapper does, Keras 2's does not. `unscales_itself` tells whether the
+        code that computes the gradients calls `unscale` for all of them, as in
+        TensorFlow 1. Then `apply` divides none that may be unscaled, never warns, and
+        counts each step, also if the loss scale is shared.
         """
         super().__init__(name="loss_scale_engine")
         dtype = communication_dtype
@@ -228,8 +228,8 @@ class LossScaleEngine(tf.Module):
           In a graph, an operation that does it all. None in eager mode.
 
         Raises:
-          ValueError: A gradient does not have its variable's shape, or the context is
-            the cross-replica one.
+          ValueError: A gradient cannot be broadcast to its variable's shape, or the
+            context is the cross-replica one.
         """
         replicas.check_can_apply()
         grads, variables = list(grads), list(variables)
@@ -255,10 +255,10 @@ class LossScaleEngine(tf.Module):
     ) -> Op:
         """Applies gradients or skips the step. `apply` is the part that users need.
 
-        `are_added` tells whether `apply_fn` adds the gradients up. If not, they are
-        applied on each replica as they are there. Instead of that, `aggregate` adds a
-        bundle's gradients up and returns it with its variables, at every step. `check`
-        is what is known of other values that `apply_fn` applies.
+        `are_added` tells whether `apply_fn` adds the gradients up over the replicas. If
+        not, each replica applies its own, unless `aggregate` is given: it is called at
+        every step, even one that is skipped, adds a bundle's gradients up, and returns
+        them with their variables. `check` covers other values that `apply_fn` applies.
         """
         if self._is_replaced:
             self._refuse()
@@ -336,10 +336,10 @@ class LossScaleEngine(tf.Module):
 
 
 def check_shapes(grads: Grads, variables: List[Variable]) -> None:
-    """Raises if a gradient does not have its variable's shape, and is not broadcast.
+    """Raises if a gradient cannot be broadcast to its variable's shape.
 
-    The inner optimizer would raise after the loss scale has counted the step. Whether
-    it broadcasts, only it knows.
+    The inner optimizer would raise after the loss scale has counted the step. Only the
+    inner optimizer knows whether it broadcasts gradients, so such shapes are allowed.
     """
     for grad, variable in zip(grads, variables):
         if isinstance(grad, tf.Tensor) and grad.shape == variable.shape:

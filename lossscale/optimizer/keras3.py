@@ -151,7 +151,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def build(self, variables: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `variables`.
 
-        Without any variable it does nothing, and you can call it again.
+        Without any variable, and before the inner optimizer is built, it creates
+        nothing, and you can call it again.
         """
         variables = list(variables)
         if not variables and not self.inner_optimizer.built:
@@ -329,7 +330,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this optimizer. Without this method, only a warning of `apply` is lost.
+        # for this optimizer. Without this method, a warning of `apply` is lost, and the
+        # counts of ignored losses outlast a checkpoint of Keras's own wrapper.
         if cached_dependencies is not None:
             self._looked_up.add(name)
             if name == "dynamic_scale":  # perhaps of Keras's own wrapper

@@ -1,10 +1,10 @@
 """Is a division pending? What divides each gradient, and did it overflow before?
 
 *`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
-`apply_gradients` divides if the division is still pending.* What the program shows
-tells whether it is (`provenance`). Where that is unknown, the state of the step does: a
-few numbers of each optimizer on each replica, which cross what tracing cannot see, such
-as functions that are called again, loops, branches and NumPy.
+`apply_gradients` divides if the division is still pending.* The operations that made a
+gradient show whether its division is (`provenance`). Where they cannot be seen, the
+state of the step tells: a few numbers of each optimizer on each replica. That is so
+with functions that are called again, loops, branches and NumPy.
 
 ```
 the last call              stage      apply divides gradients of unknown origin
@@ -15,7 +15,7 @@ get_unscaled_gradients     UNSCALED   no, unless they are those that it was give
 
 Where two lists of gradients or two optimizers meet, five laws hold:
 
-1. What the program has said of a value is not asked of the state: what
+1. Where the program shows what a value is, the state is not asked: what
    `get_unscaled_gradients` is given is scaled, and what it returns is unscaled.
 2. A state belongs to one optimizer. What another one does, or `LossScale.scale` and
    `unscale`, moves it only while none of its own gradients wait to be applied, or if it
@@ -69,11 +69,13 @@ class PendingDivision:
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
-        #: A function that was traced before does not move the state of this optimizer.
+        #: Whether the loss scale was used before this optimizer was made. A function
+        #: that was traced then does not move the state of this optimizer.
         self._is_late = was_used(loss_scale)
-        #: How many bad losses the loss scale has ignored. None: it ignores none.
+        #: Which bad losses the loss scale ignores. None: it ignores none.
         self.ignored_losses: Optional[IgnoredLosses] = None
-        #: Whether gradients of its own were ever unscaled: if not, no overflow waits.
+        #: Whether gradients of its own were ever unscaled. If not, no overflow waits to
+        #: be counted.
         self._may_hold_overflow = False
         self.observer.divisions.add(self)
         self.witness.note_optimizer(self, is_silent=unscales_itself)
@@ -134,7 +136,7 @@ class PendingDivision:
         return unscaled
 
     def _note_unscaled(self, scaled: Grads, divisor: Scalar, check: Check) -> None:
-        """Gradients were unscaled that are taken for those of its own loss."""
+        """Notes that gradients were unscaled which count as those of its own loss."""
         self._may_hold_overflow = True
         state = self.state
         if state is not None:
@@ -160,7 +162,10 @@ class PendingDivision:
         return bundle
 
     def _last_scale(self) -> Scalar:
-        """Returns what multiplied the last loss, a `float32` tensor of shape `[]`."""
+        """Returns what multiplied the last loss, a `float32` tensor of shape `[]`.
+
+        If no loss is known, the current loss scale.
+        """
         now = value_of(self.loss_scale)
         if self.state is not None:
             last = self.state.read()
@@ -172,8 +177,9 @@ class PendingDivision:
         """Returns what divides gradients of unknown origin: 1 or None if unscaled."""
         if self._unscales_itself:
             return None
-        # Whether they are divided if nobody scaled or unscaled. If a function is given
-        # gradients, the loss may be scaled after the function is traced.
+        # Whether to divide at the stage NOTHING. While nobody has used the loss scale,
+        # no gradient is scaled. But a function that is given gradients may be traced
+        # before the loss is scaled.
         by_nobody = (self._unscales_in_apply or self._is_late) and (
             was_used(self.loss_scale) or graphs.are_arguments(map(dense_part, grads))
         )
@@ -192,7 +198,7 @@ class PendingDivision:
         return None if is_known and float(divisor) == 1.0 else divisor
 
     def _with_earlier_check(self, bundle: Bundle, origins: Origins) -> Bundle:
-        """Returns a bundle with the check of when its gradients were unscaled."""
+        """Returns a bundle with the check of its gradients as they were unscaled."""
         check, lists = NO_CHECK, origins.lists
         for unscaled in lists:
             quick = unscaled.check.quick
@@ -212,7 +218,8 @@ class PendingDivision:
                     grads=[b and b.grad for b in before],
                     divisors=[b and b.divisor for b in before],
                 )
-        # Of each optimizer whose overflow may be in them: are they known to be scaled?
+        # The optimizers whose overflow may be in these gradients, each with whether the
+        # gradients are known to be scaled.
         are_scaled = dict.fromkeys((unscaled.owner for unscaled in lists), False)
         if origins.has_unknown:
             are_scaled.setdefault(self, False)
@@ -223,7 +230,9 @@ class PendingDivision:
             for owner, scaled in are_scaled.items()
             if owner.state is not None
         ]
-        # What a program keeps from earlier steps, as momentum, was counted then.
+        # Of changed gradients the state tells whether an overflow is still to be
+        # counted. Parts of them may be of earlier steps, as in a momentum, and an
+        # overflow in those was counted then.
         if bundle.is_checked or not (flags or check.checks_nothing):
             flags.append(check.quick)
         if flags:

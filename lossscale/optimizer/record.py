@@ -2,8 +2,8 @@
 
 Of the last bad step the record holds which gradients were at fault, and of the last few
 skipped steps which they were and why. It is kept on the device and written on a skipped
-step only. It is in no checkpoint, so that a model that has changed can still restore,
-but in a SavedModel of a training step, which writes it.
+step only. No checkpoint holds it, so that a model that has changed can still restore. A
+SavedModel of a training step holds it, since the step writes it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from lossscale.runtime.aliases import Flag, Tensor
 
 
 class EqualReplicas:
-    """One replica, or several with equal gradients, their sums: no flag crosses."""
+    """One replica, or several that hold equal sums: each finds the flag by itself."""
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the checked bundle, and what this replica contributes to `reduce`."""
@@ -89,7 +89,7 @@ class SeveralReplicas:
         return checked, tf.concat([[contribution], slots], 0)
 
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
-        """Sums what the replicas contribute: here it crosses. For all replicas."""
+        """All-reduces what the replicas contribute. Returns the whole step's check."""
         total, largest = replicas.all_reduce_sum(contributions), None
         # Only the structure of this bundle is used, which is equal on all replicas.
         local = replicas.local_result(bundle)
@@ -113,7 +113,11 @@ class SeveralReplicas:
         return Check(is_finite, None, lambda: worst, largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """Tells it, unless gradients of a good loss overflowed on another replica."""
+        """Tells whether bad losses alone were at fault.
+
+        A loss was not finite on some replica, and no replica with finite losses
+        overflowed. Called in a branch of bad steps only.
+        """
 
         def faults(local: Bundle) -> Tensor:
             is_bad = local.has_bad_loss()

@@ -16,7 +16,8 @@ from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 from lossscale.scales.uses import Product
 
-#: What `overflow_seen` holds: there was none; an apply has counted it; none has yet.
+#: What `StepState.overflow` holds: no overflow was seen; one was, and an apply has
+#: counted it; one was, and no apply has counted it yet.
 NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
 
 
@@ -55,10 +56,10 @@ class StepState:
     """The state of one optimizer's step: `float32` scalars on each replica.
 
     `pending` is the stage, as a `Reading`. `overflow` tells whether unscaled gradients
-    had overflowed. `waiting` is 1 while gradients of this optimizer's own loss wait to
-    be applied. It is written and read only while several optimizers share the loss
-    scale. `given` is a number of the last list that `get_unscaled_gradients` was given,
-    to recognize that list.
+    had overflowed, and whether an apply has counted that. `waiting` is 1 while
+    gradients of this optimizer's own loss wait to be applied. It is written and read
+    only while several optimizers share the loss scale. `given` is a number of the last
+    list that `get_unscaled_gradients` was given, to recognize that list.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class StepState:
     def move(
         self, stage: Stage, loss_scale: Scalar, where: Optional[Flag] = None
     ) -> None:
-        """Moves the step to a stage, by this loss scale, if `where` is True."""
+        """Moves the step to a stage, by this loss scale, unless `where` is False."""
         number = loss_scale if stage is Stage.SCALED else -loss_scale
         if where is not None:
             number = select(where, number, self.read().number)
@@ -96,20 +97,23 @@ class StepState:
         self.waiting.assign(float(waits), read_value=False)
 
     def note_given(self, grads: Grads) -> None:
-        """`get_unscaled_gradients` was given this list."""
+        """Notes which list `get_unscaled_gradients` was given."""
         number = _number_of(grads)
         if number is not None:
             self.given.assign(number, read_value=False)
 
     def was_given(self, grads: Grads) -> Flag:
-        """Tells whether it was given this list. False of a list without a number."""
+        """Tells whether `get_unscaled_gradients` was given this list last.
+
+        False if the list has no number, or if that is 0.
+        """
         number = _number_of(grads)
         if number is None:
             return False
         return tf.logical_and(tf.equal(number, self.given), number != 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
-        """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
+        """Notes whether unscaled gradients were finite. None: nobody checked them."""
         is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
         now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:
@@ -117,9 +121,9 @@ class StepState:
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, are_scaled: bool) -> Flag:
-        """Counts an overflow, if one was seen, for an apply. Tells whether none was.
+        """Counts an overflow for an apply. Returns True if there is none to count.
 
-        A second apply of the same step, as of other variables, counts a counted one
+        A second apply of the same step, as of other variables, counts the same overflow
         again, unless it is known that its gradients `are_scaled`.
         """
         least = SEEN

@@ -43,7 +43,8 @@ class Step:
     them. What differs between replicas is in the bundle and in `apply_fn`.
 
     A skipped step changes nothing but the loss scale's own state, the record of what
-    was at fault, and the state of the step.
+    was at fault, the state of the step, and with nonfinite_loss="skip" the optimizer's
+    level of ignored losses.
     """
 
     def __init__(
@@ -83,10 +84,13 @@ class Step:
     def prepare(self, bundle: Bundle) -> Bundle:
         """Packs small gradients, and finds their greatest magnitude if requested.
 
-        Several replicas divide now. One replica leaves that to the branch.
+        Several replicas divide now. One replica leaves that to the branch. A loss scale
+        with its own `update` takes unscaled gradients, so then all divide now, and
+        nothing is packed.
         """
         if bundle.has_duplicates:
-            # They are summed only when they are applied: no earlier check covers that.
+            # Duplicate rows are summed only when they are applied, so no earlier check
+            # covers their sum.
             bundle = bundle.but(is_checked=False)
         if not takes_the_flag(self._loss_scale):
             return bundle.divided()
@@ -95,7 +99,7 @@ class Step:
             largest = largest_before_clipping(bundle)
             bundle = bundle.but(check=bundle.check._replace(largest=largest))
         # In the branch each quotient is used at once, which needs less memory. Several
-        # replicas look at the quotients before.
+        # replicas check the quotients before the branch.
         return bundle if replicas.count() == 1 else bundle.divided()
 
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:

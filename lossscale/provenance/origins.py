@@ -47,9 +47,10 @@ class Origins:
     Attributes:
       kinds: The kind of each gradient.
       names: The names of the kinds of all gradients that are not None.
-      lists: The unscaled lists that they were made of, each once.
-      losses: The losses of which it is known that they were made of them.
-      owners: The optimizers that scaled losses that they may be made of.
+      lists: The lists that `get_unscaled_gradients` returned and that these gradients
+        were made of, each once.
+      losses: The unscaled losses that these gradients are known to come from.
+      owners: The optimizers that scaled a loss that these gradients may come from.
     """
 
     def __init__(self, grads: Grads, kinds: Iterable[Optional[Kind]]) -> None:

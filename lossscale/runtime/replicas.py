@@ -149,7 +149,7 @@ def agree(is_finite: Flag) -> Flag:
     `is_finite` is `PerReplica`.
 
     `LossScale.update` calls this. The step of an optimizer reduces its flag in
-    `lossscale/optimizer/step.py`, which can also look at sums of gradients.
+    `lossscale/optimizer/reduction.py`, which can also look at sums of gradients.
     """
     if not tf.distribute.has_strategy():
         return is_finite

@@ -115,8 +115,8 @@ def adjust_to_step(
       is_told: Whether the rules learn of the step if the loss scales would have them
         learn. If False, the step is a bad one that is only counted, and not applied.
       grads: The gradients, for a subclass with its own `update`.
-      calls_adjust: Whether an `adjust` of a subclass's own is called. That one passes
-        the step on with False.
+      calls_adjust: Whether to call a subclass's own `adjust`. `LossScale.adjust` passes
+        False: the subclass's `adjust` calls it by `super()`, and must not run again.
     """
     if is_told is not True:
         return _told_or_counted(loss_scale, is_finite, largest, is_told, grads)

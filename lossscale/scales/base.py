@@ -36,7 +36,7 @@ from lossscale.scales.adjustment import (
 )
 from lossscale.scales.checks import checked_step
 
-# What `optimizer` imports from here.
+# Modules of `optimizer` import these from here, and other names from `uses`.
 from lossscale.scales.uses import observer_of as observer_of
 from lossscale.scales.uses import scale_for as scale_for
 from lossscale.scales.uses import takes_the_flag as takes_the_flag

@@ -100,7 +100,8 @@ class DynamicLossScale(LossScale):
         it is while `window_bad_steps / window_steps` is below it.
 
     Attributes:
-      good_steps: `int64` variable of shape `[]`, finite steps in a row.
+      good_steps: `int64` variable of shape `[]`, finite steps in a row since the scale
+        last grew, or a bound kept it from growing.
       bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
       cooldown_steps: `int64` variable of shape `[]`, for how many more steps the scale
         does not back off. None without `backoff_cooldown`.
@@ -206,8 +207,9 @@ class DynamicLossScale(LossScale):
     def _period(self, state: Any) -> Scalar:
         if self.search_period is None:
             return tf.constant(self.increment_period, tf.int64)
-        # A session may have counted a bad step already. Nothing grows then.
-        # A bad loss that the rule ignored does not end the search. Files hold both.
+        # In a session `skipped_steps` may count this step already. Then it is a bad
+        # one, at which nothing grows, whatever the period. A bad loss that the rule
+        # ignored does not end the search.
         has_ignored = self.ignored_loss_steps is not None
         ignored = state.ignored_loss_steps if has_ignored else 0
         searches = state.skipped_steps <= ignored

@@ -79,7 +79,8 @@ class HeadroomLossScale(LossScale):
       current_loss_scale: `float32` variable of shape `[]`.
       peak: `float32` variable of shape `[]`, the largest recent gradient.
       ceiling: `float32` variable of shape `[]`, lowered by overflows.
-      good_steps: `int64` variable of shape `[]`, finite steps in a row.
+      good_steps: `int64` variable of shape `[]`, finite steps in a row. After
+        `increment_period` of them it is 0 again.
 
     Raises:
       TypeError: An argument has the wrong type.

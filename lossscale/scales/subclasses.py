@@ -10,7 +10,7 @@ import tensorflow as tf
 from lossscale.runtime.aliases import Tensor
 from lossscale.scales.checks import LossScale
 
-#: The methods that others ask of whether a subclass has them of its own.
+#: The methods of which `_overridden` tells whether a subclass has its own.
 _OVERRIDABLE = (
     *("update", "adjust", "_adjust", "judge", "next_state"),
     *("scale", "scale_by", "_value"),

@@ -29,7 +29,7 @@ class Product(NamedTuple):
 
 
 class Observer(Protocol):
-    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
+    """A loss scale ("it") reports each use to the optimizers that share it."""
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -55,7 +55,10 @@ def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
 
 
 def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
-    """Returns the product. `owner` is the optimizer, None for a call of `scale`."""
+    """Returns the scaled loss, and reports it to the observer.
+
+    `owner` is the `PendingDivision` of the optimizer, None for a call of `scale`.
+    """
     value, observer = loss_scale._value(), loss_scale._observer
     if owner is not None and "scale" in loss_scale._overridden:
         product = Product(loss, value, None, loss_scale.scale(loss))
