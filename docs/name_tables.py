@@ -55,7 +55,10 @@ def _documented(page: str) -> Iterator[Tuple[str, Any]]:
 def _row(name: str, documented: Any) -> str:
     module = getattr(documented, "__module__", name.rpartition(".")[0])
     source = Path(inspect.getsourcefile(importlib.import_module(module)) or "")
-    file = source.relative_to(ROOT).as_posix()
+    # An installed package is elsewhere: its path below the package's folder counts.
+    parts = source.parts
+    start = len(parts) - 1 - parts[::-1].index("lossscale")
+    file = "/".join(parts[start:])
     return f"| `{name}` | [{source.name}](../../{file}) |\n"
 
 
