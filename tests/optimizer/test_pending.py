@@ -631,6 +631,29 @@ def test_a_loss_that_a_subclass_scales_has_its_optimizer(family, multiplies):
     assert first.optimizer.loss_scale.has_scaled
 
 
+class ScalesEach(DynamicLossScale):
+    """Multiplies each loss of a list, and returns a list."""
+
+    def scale(self, loss):
+        return [super(ScalesEach, self).scale(each) for each in loss]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_subclass_may_scale_a_list_of_losses(family, mode):
+    trained = Trained(family, ScalesEach(S, 1000))
+    trained.build()
+
+    def scaled(loss):
+        return tf.add_n(trained.optimizer.scale_loss([loss, loss]))
+
+    def step():
+        trained.apply(gradients(scaled, 0.25, trained.variables))
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 0.5
+
+
 @pytest.mark.parametrize("multiplies", ["by the base", "by itself"])
 @pytest.mark.parametrize("mode", MODES)
 def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(
