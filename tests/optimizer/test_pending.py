@@ -632,19 +632,21 @@ def test_a_loss_that_a_subclass_scales_has_its_optimizer(family, multiplies):
 
 
 class ScalesEach(DynamicLossScale):
-    """Multiplies each loss of a list, and returns a list."""
+    """Multiplies each loss of a nest, and returns such a nest."""
 
     def scale(self, loss):
-        return [super(ScalesEach, self).scale(each) for each in loss]
+        return tf.nest.map_structure(super().scale, loss)
 
 
+@pytest.mark.parametrize("nest", [list, lambda losses: dict(zip("ab", losses))])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_subclass_may_scale_a_list_of_losses(family, mode):
+def test_a_subclass_may_scale_several_losses(family, mode, nest):
     trained = Trained(family, ScalesEach(S, 1000))
     trained.build()
 
     def scaled(loss):
-        return tf.add_n(trained.optimizer.scale_loss([loss, loss]))
+        losses = nest([loss, loss])
+        return tf.add_n(tf.nest.flatten(trained.optimizer.scale_loss(losses)))
 
     def step():
         trained.apply(gradients(scaled, 0.25, trained.variables))
