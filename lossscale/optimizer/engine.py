@@ -24,6 +24,7 @@ from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale, scale_for
 from lossscale.scales.ignored_losses import IgnoredLosses, count_ignored_steps
+from lossscale.scales.uses import multiplies_itself
 
 _DICT = """\
 `loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
@@ -191,7 +192,7 @@ class LossScaleEngine(tf.Module):
         """Begins a step, as `LossScaleOptimizer.scale_loss`."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
-        if isinstance(loss, dict):
+        if isinstance(loss, dict) and not multiplies_itself(self.loss_scale):
             raise TypeError(_DICT.format(arguments.shown(loss)))
         if self._is_replaced:
             self._refuse()

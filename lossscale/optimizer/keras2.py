@@ -375,9 +375,12 @@ class _New(Keras2Base):
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
         inner = self._dialect.variables_of(self.inner_optimizer)
-        count = len(store.keys())
+        count, values = len(store.keys()), []
         if files.is_count_of(count, inner, self._own_variables()):
-            super().set_weights([store[str(number)][()] for number in range(count)])
+            values = [store[str(number)][()] for number in range(count)]
+        # As many values may be those of slots that this optimizer does not have yet.
+        if values and all(map(files.fits, self._all_variables(), values)):
+            super().set_weights(values)
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
 

@@ -92,8 +92,9 @@ class Witness:
         if product.factor is not None:
             self._kinds.note_product(product)
         else:  # it was multiplied by what its kind tells
-            (kind,) = self._kinds.of([product.product])
-            scales = [] if kind is None else scales_of(kind)
+            products = filter(tf.is_tensor, tf.nest.flatten(product.product))
+            kinds = self._kinds.of(products)
+            scales = [s for kind in kinds if kind is not None for s in scales_of(kind)]
         for scale in scales:
             setattr(scale, LOSS, Loss(product.loss, whose))
         self.is_scaled = True

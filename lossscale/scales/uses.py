@@ -74,6 +74,11 @@ def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
     return product.product
 
 
+def multiplies_itself(loss_scale: LossScale) -> bool:
+    """Tells whether a subclass multiplies losses in its own way."""
+    return bool(loss_scale._overridden & {"scale", "scale_by"})
+
+
 def value_of(loss_scale: LossScale) -> Scalar:
     """Returns the current loss scale, a `float32` tensor, and reports no read."""
     return loss_scale._value()

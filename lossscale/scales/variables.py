@@ -27,6 +27,9 @@ class Stateful(tf.Module):
 
         def __getattr__(self, name: str) -> Any:
             """Is called for what is missing."""
+            if "_unsaved" in vars(self) and hasattr(type(self), name):
+                # A property has raised: what it lacks is to be named, and not itself.
+                return object.__getattribute__(self, name)
             raise self._missing(name)
 
     def _missing(self, name: str) -> AttributeError:

@@ -631,6 +631,31 @@ def test_a_loss_that_a_subclass_scales_has_its_optimizer(family, multiplies):
     assert first.optimizer.loss_scale.has_scaled
 
 
+class ScalesEach(DynamicLossScale):
+    """Multiplies each loss of a nest, and returns such a nest."""
+
+    def scale(self, loss):
+        return tf.nest.map_structure(super().scale, loss)
+
+
+@pytest.mark.parametrize("nest", [list, lambda losses: dict(zip("ab", losses))])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_subclass_may_scale_several_losses(family, mode, nest):
+    trained = Trained(family, ScalesEach(S, 1000))
+    trained.build()
+
+    def scaled(loss):
+        losses = nest([loss, loss])
+        return tf.add_n(tf.nest.flatten(trained.optimizer.scale_loss(losses)))
+
+    def step():
+        trained.apply(gradients(scaled, 0.25, trained.variables))
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 0.5
+
+
 @pytest.mark.parametrize("multiplies", ["by the base", "by itself"])
 @pytest.mark.parametrize("mode", MODES)
 def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(

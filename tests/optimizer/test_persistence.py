@@ -257,6 +257,36 @@ def test_a_true_warning_of_weights_stays(family, written_bare, tmp_path):
     assert built.optimizer.iterations.numpy() == 1
 
 
+def test_slots_in_a_file_are_not_taken_for_the_state_of_bad_losses(
+    family, rng, tmp_path
+):
+    """A file has no names, and an unbuilt optimizer of three slots lacks as many."""
+    skip_without("an optimizer in a .weights.h5 file", family)
+    if family.name != "keras2-new":
+        pytest.skip("the files of others have names")
+    path = str(tmp_path / "model.weights.h5")
+
+    def three_weights():
+        layers = [family.keras.layers.Dense(1, use_bias=False) for _ in range(3)]
+        model = family.keras.Sequential([family.keras.Input((6,)), *layers])
+        inner = family.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(LossScaleOptimizer(inner), loss="mse")
+        return model
+
+    x, y = data(rng, 16)
+    written, read = three_weights(), three_weights()
+    train(written, x, y, "TTF")
+    written.save_weights(path)
+    before = scale_state(read.optimizer)
+    read.load_weights(path)  # Keras leaves the optimizer out, and logs that
+    assert scale_state(read.optimizer) == before
+    assert read.optimizer.iterations.numpy() == 0
+    train(read, x, y, "T")
+    read.load_weights(path)
+    assert scale_state(read.optimizer) == scale_state(written.optimizer)
+    assert read.optimizer.iterations.numpy() == 2
+
+
 def schedule_of(family):
     """Returns a registered learning rate schedule of the user's."""
     schedules, utils = family.keras.optimizers.schedules, family.keras.utils

@@ -163,6 +163,16 @@ class TestARuleIsAFunction:
         with pytest.raises(AttributeError, match="'Halving' object has no attribute"):
             Halving().mine  # noqa: B018
 
+    def test_a_property_that_raises_names_what_it_lacks(self):
+        class Reads(Halving):
+            @property
+            def mine(self):
+                return self.forgotten
+
+        with pytest.raises(AttributeError, match="no attribute 'forgotten'"):
+            Reads().mine  # noqa: B018
+        assert not hasattr(Reads(), "mine")
+
     def test_a_class_without_a_value_is_told_so(self):
         with pytest.raises(NotImplementedError, match="Returns must implement `__call"):
             Returns({}, None)()
