@@ -63,11 +63,11 @@ ARRANGED = (
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    *("tests/runtime", "tests/test_public_api.py"),
+    *("tests/runtime", "tests/provenance", "tests/test_public_api.py"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (
-            *("fit", "golden", "kinds", "overflows", "pending", "persistence"),
+            *("fit", "golden", "overflows", "pending", "persistence"),
             "strategies",
         )
     ),

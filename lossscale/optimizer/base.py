@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from functools import partial
 from typing import Any, Dict, Iterable, List, Optional
 
 from lossscale import arguments
@@ -133,7 +132,8 @@ class LossScaleOptimizer:
             ours["loss_scale"],
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
-            applied_steps=partial(dialect.applied_steps, inner_optimizer),
+            # No partial: `copy` would copy the optimizer in it once more, and fail.
+            applied_steps=lambda: dialect.applied_steps(inner_optimizer),
             unscales_in_apply=dialect.unscales_in_apply,
         )
         name = name or "loss_scale_optimizer"

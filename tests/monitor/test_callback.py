@@ -205,8 +205,8 @@ def test_each_fault_is_named_once(anywhere):
     assert "the model's last ones first: " + ", ".join(FIRST) + "." in names
     assert cause.startswith("No inf or NaN was seen in the loss itself")
     # An overflow of a scale that can still fall is not blamed on the layer.
-    assert "the loss scale is still too high. It is at step 2 of its" in cause
-    assert "lowered from 2**10 to 256, it comes to its floor, 1, at step 10." in cause
+    assert "still too high. It has been lowered 2 times, from 2**10 to 256." in cause
+    assert "After 8 more it reaches its floor, 1." in cause
     assert "The largest gradient is not known: LossScaleMonitor(check" in cause
 
     assert batches.startswith(  # named at the first look, once in the epoch

@@ -86,7 +86,7 @@ def test_the_last_layer_needs_float32_only_if_it_has_not(family, rng, last, is_o
             return self.last(self.hidden(x))
 
     def made():
-        dtype = "float32" if last == "float32" else "mixed_float16"
+        dtype = "float32" if last == "float32" else None
         return dense(4, name="hidden"), dense(1, dtype=dtype, name="last")
 
     with policy_of(keras, "mixed_float16"):

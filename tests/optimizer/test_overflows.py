@@ -43,8 +43,10 @@ def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family,
     compute = compiled(lambda factor: clip(trained.unscaled(factor)), mode)
 
     def applying(variable):
-        apply = trained.optimizer.apply_gradients
-        return compiled(lambda grad: apply([(grad, variable)]), mode)
+        def apply_part(grad):
+            trained.optimizer.apply_gradients([(grad, variable)])
+
+        return compiled(apply_part, mode)
 
     functions = list(map(applying, trained.variables))
     with warned(0):

@@ -13,6 +13,7 @@ from driving import drive, finite, run
 from processes import printed
 
 from lossscale import DynamicLossScale, simulate
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -107,7 +108,9 @@ def test_growth_and_backoff_are_those_of_3_0_to_the_bit(mode, multiplier, ceilin
         return [rule(state, flag)["current_loss_scale"] for flag in flags]
 
     if mode != "eager":
-        both = tf.function(both, jit_compile=mode == "xla", autograph=False)
+        both = tf.function(
+            both, autograph=False, **(COMPILED_BY_XLA if mode == "xla" else {})
+        )
     grown, fallen = both(tf.constant(scales), tf.zeros(scales.shape, tf.int64))
     wanted = [grown_as_by_3_0(scale, multiplier, ceiling) for scale in scales]
     assert np.array_equal(grown.numpy().view(np.int32), np.array(wanted).view(np.int32))

@@ -8,6 +8,8 @@ from types import ModuleType
 
 from installed import ROOT
 
+import lossscale
+
 DOCS = ROOT / "docs"
 #: The pages of the documentation, by their path below docs/, without the ending.
 PAGES = {
@@ -49,6 +51,9 @@ def is_there(path, link):
     """Tells whether a link of a page leads somewhere."""
     name, _, anchor = link.partition("#")
     target = Path(path.parent, name) if name else path
+    _, package, file = name.partition("lossscale/")
+    if package and not target.exists():  # the installed package, without a checkout
+        target = Path(lossscale.__file__).parent / file
     return target.is_file() and (not anchor or anchor in anchors(target))
 
 
