@@ -29,8 +29,11 @@ BEFORE = 3
 
 
 def tiny(family, optimizer):
-    """Returns a model whose loss is the mean square times `TINY`."""
-    model = regression(family, optimizer)
+    """Returns a model whose loss is the mean square times `TINY`.
+
+    Its last layer is in float32, and has the largest gradient.
+    """
+    model = regression(family, optimizer, "mixed_float16")
 
     def loss(expected, predicted):
         return TINY * tf.reduce_mean((expected - predicted) ** 2, axis=-1)

@@ -112,7 +112,10 @@ def by_hand(loss_scale, trace, largest=LARGEST, bad=(), untold=False):
             if untold and loss_scale.checks_gradients:
                 applied.append(False)
                 continue
-        applied.append(bool(loss_scale.adjust(bool(finite[-1]), *known)[1]))
+        should_apply = bool(loss_scale.adjust(bool(finite[-1]), *known)[1])
+        # An `adjust` of a user's own may say True of an overflow: it is not applied.
+        may_apply = bool(finite[-1]) or not loss_scale.checks_gradients
+        applied.append(should_apply and may_apply)
     return scales, finite, applied, float(loss_scale)
 
 
