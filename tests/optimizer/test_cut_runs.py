@@ -164,7 +164,8 @@ ROUTES = {
 CASES = [
     pytest.param(route, cuts, marks=[pytest.mark.slow] * (is_whole and number > 0))
     for number, route in enumerate(ROUTES)
-    for cuts, is_whole in (((9, 20), False), (range(25), True))
+    # Keras 2 loads no weights file of a model whose metrics were not built yet.
+    for cuts, is_whole in (((9, 20), False), (range(route == ".weights.h5", 25), True))
 ]
 
 
@@ -372,13 +373,19 @@ def test_names_in_files_are_those_of_3_0_0_without_skip(family, tmp_path):
     for each in (model, skips):
         each.optimizer.build(each.trainable_variables)
         each.optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def of_ours(names):
+        # A legacy optimizer names its own variables by where it makes them.
+        is_ours = re.compile("_steps|_finite|_scale|_level").search
+        return list(filter(is_ours, names)) if "legacy" in family.name else names
+
     for old in old_files(family):
         write(model, tmp_path / old.name)
-        assert names_in(tmp_path / old.name) == names_in(old)
+        assert of_ours(names_in(tmp_path / old.name)) == of_ours(names_in(old))
         new = tmp_path / f"skip{old.suffix}" / old.name
         new.parent.mkdir(exist_ok=True)
         write(skips, new)
-        more = set(names_in(new)) - set(names_in(old))
+        more = set(of_ours(names_in(new))) - set(names_in(old))
         assert len(more) == len(SINCE_3_1_0), more
 
 
