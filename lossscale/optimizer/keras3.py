@@ -238,7 +238,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not pairs:
             return self.inner_optimizer.apply_gradients(pairs)  # Keras's own error
         self.apply(*zip(*pairs))
-        return self.iterations
+        return self.inner_optimizer.iterations
 
     def set_weights(self, weights: Any) -> None:
         """Sets the values of `variables`, in the order of `variables`.
