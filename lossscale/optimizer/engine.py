@@ -22,9 +22,9 @@ from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, scale_for
+from lossscale.scales.base import LossScale
 from lossscale.scales.ignored_losses import IgnoredLosses, count_ignored_steps
-from lossscale.scales.uses import multiplies_itself
+from lossscale.scales.uses import multiplies_itself, scale_for
 
 _DICT = """\
 `loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \

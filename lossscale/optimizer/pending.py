@@ -41,14 +41,9 @@ from lossscale.provenance.witness import Origins, Witness
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grads, Scalar, Variable
 from lossscale.runtime.control import select
-from lossscale.scales.base import (
-    LossScale,
-    observer_of,
-    takes_the_flag,
-    value_of,
-    was_used,
-)
+from lossscale.scales.base import LossScale
 from lossscale.scales.ignored_losses import IgnoredLosses
+from lossscale.scales.uses import observer_of, takes_the_flag, value_of, was_used
 
 
 class PendingDivision:

@@ -21,8 +21,8 @@ from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, not_inlined, run_either
 from lossscale.scales.adjustment import adjust_to_step
-from lossscale.scales.base import takes_the_flag
 from lossscale.scales.ignored_losses import IgnoredLosses
+from lossscale.scales.uses import takes_the_flag
 
 
 class Step:

@@ -35,13 +35,7 @@ from lossscale.scales.adjustment import (
     new_values,
 )
 from lossscale.scales.checks import checked_step
-
-# Modules of `optimizer` import these from here, and other names from `uses`.
-from lossscale.scales.uses import observer_of as observer_of
-from lossscale.scales.uses import scale_for as scale_for
-from lossscale.scales.uses import takes_the_flag as takes_the_flag
-from lossscale.scales.uses import value_of as value_of
-from lossscale.scales.uses import was_used as was_used
+from lossscale.scales.uses import scale_for, takes_the_flag
 from lossscale.scales.variables import Stateful
 
 
