@@ -99,30 +99,13 @@ _BACKWARD = {
 }
 
 
-def cure_for(
-    model: Any,
-    keras: Any,
-    step: TrainingStep,
-    fault: Fault,
-    step_of: StepOf,
-    describe: Callable[[Fault], str],
-) -> str:
-    """Returns what helps against the first fault of a step, and what trials showed.
+class Cure:
+    """What helps against the first fault of a step, and what trials of that show.
 
     `describe` returns the sentence that says what another fault is.
     """
-    cure = _Cure(model, keras, step, fault, step_of, describe)
-    text = cure.text()
-    if not fault.is_backward:
-        return text
-    if cure.is_too_large():
-        return " ".join(filter(None, [text, _TOO_LARGE]))
-    return " ".join(filter(None, ["" if cure.is_confirmed else _NO_SCALE, text]))
 
-
-class _Cure:
-    """What trials show of the advice against one fault."""
-
+    #: Whether a trial has confirmed what the text says.
     is_confirmed = False
 
     def __init__(
@@ -141,7 +124,16 @@ class _Cure:
         self._whole: Optional[TrainingStep] = None
         self._has_whole = False
 
+    def __str__(self) -> str:
+        text = self.text()
+        if not self._fault.is_backward:
+            return text
+        if self.is_too_large():
+            return " ".join(filter(None, [text, _TOO_LARGE]))
+        return " ".join(filter(None, ["" if self.is_confirmed else _NO_SCALE, text]))
+
     def text(self) -> str:
+        """Returns what to write, without what a loss scale can do."""
         fault = self._fault
         if fault.dtype not in SIXTEEN_BITS and fault.call is not None:
             return self._with_layers_before(_COMPUTED_IN_32)
@@ -168,7 +160,7 @@ class _Cure:
         # What was added for the fault that is left is not advised.
         kept = [each for each in advice.faults if not _is_same(each, left)]
         fewer = Advice(self._keras, kept)
-        others = _Cure(
+        others = Cure(
             self._model, self._keras, after, left, self._step_of, self._describe
         )
         rest = others._with_layers_before(_COMPUTED_IN_32)

@@ -39,9 +39,13 @@ class TrainingStep:
     """
 
     def __init__(
-        self, model: Any, data: Sequence[Any], loss_in: Callable[[Trial], Any],
-        trial: Trial, loss_scale: float,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        data: Sequence[Any],
+        loss_in: Callable[[Trial], Any],
+        trial: Trial,
+        loss_scale: float,
+    ) -> None:
         self._model, self._trial, self._scale = model, trial, loss_scale
         self._grads: Dict[float, Dict[int, Any]] = {}
         self._derivative: Optional[str] = None
