@@ -99,6 +99,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     _looked_up: Set[str]
     #: The loss scale's variables by their names in files, as `variables` lists them.
     _listed: Dict[str, Variable]
+    #: The variables that it was built with, and whether some are float16.
+    _built_for: List[Variable]
+    _has_float16: bool
     #: Whether `build` was called before the variables were known: see `build`.
     _is_asked_to_build: bool
 
@@ -116,9 +119,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
         # Of an optimizer that is built, for `apply` without variables. Not public.
-        built_for = list(getattr(inner, "_trainable_variables", []))
-        self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
-        self.__dict__.update(_is_asked_to_build=False)
+        self._note_built(list(getattr(inner, "_trainable_variables", [])))
+        self.__dict__.update(_listed=listed, _looked_up=set(), _is_asked_to_build=False)
 
     learning_rate = forwarded("learning_rate")
     iterations = forwarded("iterations")
@@ -163,10 +165,15 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # Keras's own build would create the state of its own loss scale.
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self.__dict__.update(_built_for=variables)
+        self._note_built(variables)
         self._note_overwritten(self._built_for)
         self._engine.build(self._built_for)
         self.built = True
+
+    def _note_built(self, variables: List[Variable]) -> None:
+        # Asked once here, and not at each eager step.
+        has_float16 = "float16" in [variable.dtype for variable in variables]
+        self.__dict__.update(_built_for=variables, _has_float16=has_float16)
 
     @do_not_convert
     def apply(
@@ -217,7 +224,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             # The inner optimizer may have been changed since the wrapper was made.
             self._dialect.refuse_own_sum(self._engine.communication_dtype, inner)
         self._engine._step(grads, trained, apply_inner, check=check)
-        if "float16" in [variable.dtype for variable in trained]:
+        if self._has_float16 and "float16" in [v.dtype for v in trained]:
             float16_weights.warn_of_float16(self, grads, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
