@@ -55,7 +55,7 @@ class Watched:
         self._judged_skips = 0
 
     def begin(self, reading: Reading) -> None:
-        """Begins, or begins again. Then it reports a stall that goes on once more."""
+        """Begins, or begins again. Then it reports a stall that continues once more."""
         self.readings = Readings(reading, vars(self).get("readings"))
         self._judged = self._epoch_began = reading
         self._told: Optional[int] = None

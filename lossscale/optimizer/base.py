@@ -315,7 +315,7 @@ class LossScaleOptimizer:
         communication_dtype: Optional[str] = None,
         nonfinite_loss: str = "backoff",
     ) -> Any:
-        """Returns an optimizer that goes on from the state of Keras's own wrapper.
+        """Returns an optimizer that continues from the state of Keras's own wrapper.
 
         It takes over the inner optimizer, also in the middle of a run: do not use
         Keras's wrapper after that. Call it eagerly, in the scope of the strategy:
@@ -349,11 +349,11 @@ class LossScaleOptimizer:
         return cls._of(inner, loss_scale, others)
 
     def with_loss_scale(self, loss_scale: Any) -> Any:
-        """Returns an optimizer that goes on from this one with another loss scale.
+        """Returns an optimizer that continues from this one with another loss scale.
 
         It takes over the inner optimizer, and so `iterations`, slots and the learning
-        rate. Use it in the place of this one, which raises an error from now on. So
-        compile the model with it, and make functions and `tf.train.Checkpoint`s anew:
+        rate. Use it instead of this one, which raises an error from now on. So compile
+        the model with it, and create functions and `tf.train.Checkpoint`s again:
 
         ```
         scale = lossscale.FixedLossScale(float(optimizer.loss_scale), True)
@@ -361,7 +361,7 @@ class LossScaleOptimizer:
         model.compile(optimizer, loss="mse")
         ```
 
-        A `tf.function` that was traced before goes on with the old loss scale. To set
+        A `tf.function` that was traced before keeps using the old loss scale. To set
         only the value of a dynamic loss scale, which such functions read, write
         `optimizer.loss_scale.current_loss_scale.assign(1024.0)`.
 
@@ -369,12 +369,12 @@ class LossScaleOptimizer:
         that share a loss scale share the new one if you pass it to each.
 
         Args:
-          loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)` goes on
-            with the state of the old one.
+          loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)`
+            continues with the state of the old one.
 
         Returns:
           A `LossScaleOptimizer` of the same class with the same name and
-          `communication_dtype`. The record of skipped steps begins anew.
+          `communication_dtype`. The record of skipped steps begins again.
 
         Raises:
           TypeError: `loss_scale` is no loss scale.

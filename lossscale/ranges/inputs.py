@@ -188,7 +188,8 @@ def _all_batches(
 def _check_arrays(name: str, x: Any) -> None:
     """Raises unless `x` is an array, or a nest of arrays.
 
-    This comes before NumPy, which reads a list-like object without an end for ever.
+    This comes before NumPy, which would never return from a list-like object that has
+    no end.
     """
     leaves = tf.nest.flatten(x)
     for leaf in leaves:

@@ -273,9 +273,8 @@ def _change_chain(
             _count, member, is_finite, its_largest, passed_on[-1], values
         )
         work.insert(0, (passed_on[number], count))
-        if (
-            "_adjust" in member._overridden
-        ):  # it assigns, and passes the step on, itself
+        # It assigns by itself, and passes the step on to what it holds.
+        if "_adjust" in member._overridden:
             given = [is_finite, largest] if member.needs_largest else [is_finite]
             adjust = functools.partial(member._adjust, *given)
             work.insert(0, (passed_on[number + 1], adjust))
@@ -387,9 +386,9 @@ def repaired(loss_scale: LossScale, current: Scalar) -> Scalar:
     valid = select(is_number, valid, loss_scale.initial_loss_scale)
     if knows_values:
         warn(
-            f"The loss scale was {float(current)!r}, below its floor or no number that "
-            f"it can be. It goes on with {float(valid)!r}. If it was restored from a "
-            "file, check where that came from. If not, `next_state` of "
+            f"The loss scale was {float(current)!r}, but it must be finite and at "
+            f"least {floor:g}. The run continues with {float(valid)!r}. If a file held "
+            "that value, check where the file came from. If not, `next_state` of "
             f"{type(loss_scale).__name__} has returned it: keep what it returns "
             "positive and finite."
         )

@@ -152,8 +152,8 @@ def _deserialized(
 def _as_ours(theirs: Any) -> Optional[LossScale]:
     """Returns one of TensorFlow's own loss scales as ours, with its rule and state.
 
-    A graph cannot read that state: there ours begins anew. None for anything else, also
-    subclasses.
+    A graph cannot read that state: there ours begins again. None for anything else,
+    also subclasses.
     """
     # The only public name that all versions share.
     names = getattr(tf.compat.v1.mixed_precision, "experimental", None)

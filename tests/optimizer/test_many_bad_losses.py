@@ -136,15 +136,19 @@ def test_two_of_three_that_share_count_each_their_own(family, mode, strategy):
     assert [each.applied for each in every] == [0, 0, 15]
 
 
+def steps_of(trained, losses, mode, strategy):
+    """Returns a step of each loss."""
+    return [
+        runner(mode, strategy, lambda loss=loss: trained.step(loss)) for loss in losses
+    ]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_two_tasks_that_alternate(family, mode, strategy):
     with scope_of(strategy):
         trained = Trained(family, DynamicLossScale(START, 10**6))
     last = of_last_replica(mode, of_float16)
-    steps = [
-        runner(mode, strategy, lambda loss=loss: trained.step(loss))
-        for loss in (good, last)
-    ]
+    steps = steps_of(trained, (good, last), mode, strategy)
     for _ in range(45):
         for step in steps:
             step()
@@ -192,10 +196,7 @@ def test_one_bad_batch_now_and_then_never_lowers_it(family, mode, strategy, amon
     with scope_of(strategy):
         trained = Trained(family, DynamicLossScale(START, 10**6))
     last = of_last_replica(mode, bad)
-    steps = [
-        runner(mode, strategy, lambda loss=loss: trained.step(loss))
-        for loss in (good, last)
-    ]
+    steps = steps_of(trained, (good, last), mode, strategy)
     for number in range(120):
         steps[number % among == among - 1]()
     assert float(trained.optimizer.loss_scale.numpy()) == START
