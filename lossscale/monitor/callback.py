@@ -117,7 +117,16 @@ class LossScaleMonitor(_Callback):
         for name in others:
             unknown = f"`LossScaleMonitor` takes no argument {name!r}."
             raise TypeError(removed.sentence(f"LossScaleMonitor.{name}", unknown))
-        _ARGUMENTS.keep(self, locals())
+        _ARGUMENTS.keep(
+            self,
+            patience=patience,
+            on_stall=on_stall,
+            every=every,
+            verbose=verbose,
+            check_underflow=check_underflow,
+            restore_statistics=restore_statistics,
+            optimizers=optimizers,
+        )
         super().__init__()
         # Before a method that is overridden, Keras 3 reads all metrics from the device.
         if self.every:
