@@ -43,6 +43,19 @@ def convnet():
     return found, tf.random.normal([8, 32, 32, 3])
 
 
+def lstm(width=128, length=32):
+    """A recurrent layer over 8 sequences of 32 rows."""
+    found = [keras.Input([length, width]), layers.LSTM(width)]
+    return found, tf.random.normal([8, length, width])
+
+
+def embedding(width=64, words=50_000, length=32):
+    """A bag of words: an embedding, whose gradients are sparse, and their mean."""
+    texts = tf.random.uniform([8, length], maxval=words, dtype=tf.int32)
+    found = [keras.Input([length], dtype="int32"), layers.Embedding(words, width)]
+    return [*found, layers.GlobalAveragePooling1D()], texts
+
+
 class Block(layers.Layer):
     """A transformer's block: attention, then two dense layers, each with a skip."""
 
@@ -84,6 +97,8 @@ MODELS = {
     "deep": deep,
     "wide": wide,
     "convnet": convnet,
+    "lstm": lstm,
+    "embedding": embedding,
     "transformer": transformer,
     "tiny": tiny,
     **dict.fromkeys(FOUR),

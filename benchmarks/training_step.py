@@ -50,7 +50,7 @@ import tensorflow as tf
 import timing
 from workloads import CONTENDERS, INNER, RIVAL, Contender, families, timed
 
-MODES = ["graph", "xla"]
+MODES = ["graph", "xla", "eager"]
 DTYPES = ["float32", "mixed_float16", "float16"]
 #: The names of the families' optimizers in the table.
 TITLES = {
@@ -217,7 +217,7 @@ def parse():
     add("--models", nargs="+", choices=networks.MODELS, default=default)
     add("--dtypes", nargs="+", choices=DTYPES, default=DTYPES[:2])
     add("--inner", nargs="+", choices=INNER, default=list(INNER))
-    add("--modes", nargs="+", choices=MODES, default=MODES)
+    add("--modes", nargs="+", choices=MODES, default=MODES[:2])
     add("--families", nargs="+", choices=there, default=two)
     add("--more", nargs="*", choices=CONTENDERS, default=[], help="to print, too")
     add("--processes", type=int, default=5, help="of a row at least; 0: no times")

@@ -153,6 +153,7 @@ WORKLOADS = {
     "large": ([(10_000_000,)] * 4, None),
     "large-float16": ([(10_000_000,)] * 4, None, tf.float16),
     "tiny": ([(100,)] * 4, None),
+    "small-160": ([(100,)] * 160, None),
     "small-1000": ([(32, 32)] * 1000, None),
     "small-10000": ([(16,)] * 10_000, None),
     "embedding-1e4": ([(10_000, 32)], 64),
@@ -229,7 +230,7 @@ class Contender:
     Args:
       name: One of `CONTENDERS`.
       inner: One of `INNER`.
-      mode: "graph" or "xla".
+      mode: "graph", "xla" or "eager".
       variables: The variables that all contenders share.
       gradients: A function that computes their gradients, of a loss that it scales with
         the function it is given.
@@ -272,7 +273,10 @@ class Contender:
 
         self._optimizer = optimizer
         self._first_loss_scale = self._loss_scale()
-        self.function = tf.function(step, jit_compile=mode == "xla", autograph=False)
+        self.function = step
+        if mode != "eager":
+            by_xla = mode == "xla"
+            self.function = tf.function(step, jit_compile=by_xla, autograph=False)
         self.facts = {}
 
     def _loss_scale(self):

@@ -54,6 +54,10 @@ SMALL = {
         rf"(?m)^\| tiny, sgd \| ours \| {FIGURE} \| {FIGURE} \|$",
     ),
     "simulate": ("--steps 1000 --calls 1", rf"a subclass +limit +{FIGURE} s"),
+    "monitor": (
+        "--models small --choices 'no monitor' monitor --steps 4 --seconds 0",
+        rf"(?m)^\| small \| {FIGURE} \| {FIGURE} \|$",
+    ),
     "step_graphs": (
         "--modes graph --families keras3 --inner sgd",
         r"scale-apply +sgd +dynamic +\d+ ops +\d+ executed",
