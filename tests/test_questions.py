@@ -153,7 +153,7 @@ def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
 
 
 def test_a_cross_entropy_of_logits_has_a_gradient_in_float16(run):
-    found = run(program("trouble", "BinaryCross"))
+    found = run(programs.CROSS_ENTROPY)
     bad, good = (
         found["tape"].gradient(loss, found["logit"]).numpy().item()
         for loss in found["losses"]
@@ -163,7 +163,7 @@ def test_a_cross_entropy_of_logits_has_a_gradient_in_float16(run):
 
 
 def test_masks_in_float16(run):
-    found = run(program("trouble", "infinite ="))
+    found = run(programs.MASKS)
     logits = found["logits"]
     assert np.isnan(tf.nn.softmax(logits + found["infinite"]).numpy()).all()
     for each in (found["in_float32"], logits + found["finite"]):
@@ -286,7 +286,7 @@ def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
 
 
 def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
-    text = program("custom-loops", "you skip it")
+    text = programs.SKIPPED_BY_HAND
     found = run(text)
     optimizer = found["optimizer"]
     assert count(optimizer.iterations) == 2
@@ -308,7 +308,7 @@ def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
 
 
 def test_a_skipped_overflow_costs_the_next_good_batch(run):
-    text = program("custom-loops", "you skip it")
+    text = programs.SKIPPED_BY_HAND
     never = text.replace("np.isfinite(norm) and norm", "not norm <= 10.0 or norm")
     never = never.replace("y[40] = 1e4", "y[40] = np.inf")
     never = never.replace("y[100] = np.inf", "pass")
@@ -325,7 +325,7 @@ def test_a_skipped_overflow_costs_the_next_good_batch(run):
     ["", 'nonfinite_loss="skip"', "lossscale.SpikeGuard(window=2)"],
 )
 def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
-    text = program("custom-loops", "was_applied")
+    text = programs.AVERAGES
     assert "SGD(1e-2))" in text
     text = text.replace("SGD(1e-2))", f"SGD(1e-2), {others})")
     found = run(text)
@@ -452,7 +452,7 @@ def test_set_weights_keeps_all_of_a_built_optimizer(family, wraps):
 
 
 def test_the_program_with_set_weights_keeps_the_loss_scale(run):
-    found = run(program("saving", "values_of"))
+    found = run(programs.SET_WEIGHTS)
     model, again = found["model"], found["again"]
     assert count(again.optimizer.iterations) == 2
     assert_same(state(model), state(again))
@@ -460,7 +460,7 @@ def test_the_program_with_set_weights_keeps_the_loss_scale(run):
 
 
 def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
-    found = run(program("saving", '"bare"'))
+    found = run(programs.BARE_CHECKPOINT)
     model = found["model"]
     assert count(model.optimizer.iterations) == 2
     bare = [np.array(v.numpy()) for v in inner_variables(found["bare"].optimizer)]

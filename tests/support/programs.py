@@ -210,3 +210,164 @@ x = np.random.default_rng(0).normal(size=[1024, 8]).astype("float32")
 model.fit(x, x[:, :1], verbose=0)
 print(float(scale), int(optimizer.applied_steps.numpy()))  # below 1, and most of 32
 """
+
+#: A wrong prediction that float16 rounds to exactly 1, and the same from its logit.
+CROSS_ENTROPY = """\
+import keras
+import tensorflow as tf
+
+logit = tf.constant([[20.0]], tf.float16)  # surely 1
+label = tf.constant([[0.0]])
+bad = keras.losses.BinaryCrossentropy()
+good = keras.losses.BinaryCrossentropy(from_logits=True)
+with tf.GradientTape(persistent=True) as tape:
+    tape.watch(logit)
+    losses = bad(label, tf.sigmoid(logit)), good(label, logit)
+print(tape.gradient(losses[0], logit))  # 0 or NaN
+print(tape.gradient(losses[1], logit))  # 1
+"""
+
+#: A row that is masked as a whole, in three ways.
+MASKS = """\
+import tensorflow as tf
+
+logits = tf.zeros([1, 3], tf.float16)
+masked = tf.constant([[True, True, True]])  # all is padding
+infinite = tf.cast(tf.where(masked, -1e9, 0.0), tf.float16)
+print(tf.nn.softmax(logits + infinite))  # NaN
+
+in_float32 = tf.cast(logits, tf.float32) + tf.where(masked, -1e9, 0.0)
+print(tf.nn.softmax(in_float32))  # 1/3 each
+finite = tf.cast(tf.where(masked, tf.float16.min / 2, 0.0), tf.float16)
+print(tf.nn.softmax(logits + finite))  # 1/3 each
+"""
+
+#: The checkpoint of a bare optimizer, restored into the inner one.
+BARE_CHECKPOINT = """\
+import os
+import tempfile
+import keras
+import numpy as np
+import tensorflow as tf
+import lossscale
+
+
+def make(optimizer):
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile(optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+x, y = np.ones([64, 4]), np.ones([64, 1])
+bare = make(keras.optimizers.Adam(0.1))
+bare.fit(x, y, verbose=0)
+path = os.path.join(tempfile.mkdtemp(), "bare")
+path = tf.train.Checkpoint(model=bare, optimizer=bare.optimizer).write(path)
+
+model = make(lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.1)))
+inner = model.optimizer.inner_optimizer
+tf.train.Checkpoint(model=model, optimizer=inner).read(path).expect_partial()
+print(model.optimizer.iterations.numpy())  # 2
+"""
+
+#: Values copied from one model and its optimizer to another.
+SET_WEIGHTS = """\
+import keras
+import numpy as np
+import lossscale
+
+
+def values_of(optimizer):
+    found = optimizer.variables  # a method of Keras 2's legacy optimizers
+    return [each.numpy() for each in (found() if callable(found) else found)]
+
+
+def make():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.1), "dynamic")
+    model.compile(optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+model, again = make(), make()
+model.fit(np.ones([64, 4]), np.ones([64, 1]), verbose=0)
+again.set_weights(model.get_weights())
+again.optimizer.set_weights(values_of(model.optimizer))
+print(again.optimizer.loss_scale, again.optimizer.iterations.numpy())  # 2 steps
+"""
+
+#: A step whose norm is finite but too large is left out by hand.
+SKIPPED_BY_HAND = """\
+import keras
+import numpy as np
+import tensorflow as tf
+import lossscale
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, dtype="float32")])
+optimizer = lossscale.LossScaleOptimizer(keras.optimizers.SGD(1e-2))
+optimizer.build(model.trainable_variables)
+
+
+@tf.function
+def unscaled_gradients(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        scaled_loss = optimizer.scale_loss(loss)
+    grads = tape.gradient(scaled_loss, model.trainable_variables)
+    grads = optimizer.get_unscaled_gradients(grads)
+    return grads, tf.linalg.global_norm(grads)
+
+
+x = np.random.default_rng(0).normal(size=[128, 8]).astype("float32")
+y = x[:, :1].copy()
+y[40] = 1e4  # the norm of this batch is finite and large
+y[100] = np.inf  # the norm of this one is not finite
+for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(32):
+    grads, norm = unscaled_gradients(*batch)
+    if np.isfinite(norm) and norm > 10.0:
+        continue  # you skip it
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+print(optimizer.iterations.numpy())  # 2 of 4
+"""
+
+#: Averages of weights that leave skipped steps out.
+AVERAGES = """\
+import keras
+import numpy as np
+import tensorflow as tf
+import lossscale
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, dtype="float32")])
+optimizer = lossscale.LossScaleOptimizer(keras.optimizers.SGD(1e-2))
+weights = model.trainable_variables
+optimizer.build(weights)
+averages = [tf.Variable(tf.convert_to_tensor(w), trainable=False) for w in weights]
+averaged = tf.Variable(0, trainable=False)  # how many steps are in the averages
+
+
+@tf.function
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        scaled_loss = optimizer.scale_loss(loss)
+    before = tf.identity(tf.convert_to_tensor(optimizer.applied_steps))
+    optimizer.apply_gradients(zip(tape.gradient(scaled_loss, weights), weights))
+    was_applied = tf.convert_to_tensor(optimizer.applied_steps) > before
+    for average, weight in zip(averages, weights):
+        new = 0.9 * average + 0.1 * tf.convert_to_tensor(weight)
+        average.assign(tf.where(was_applied, new, average))
+    averaged.assign_add(tf.cast(was_applied, tf.int32))
+    return loss
+
+
+x = np.random.default_rng(0).normal(size=[128, 8]).astype("float32")
+y = x[:, :1].copy()
+y[40] = np.inf  # the second of four steps is skipped
+for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(32):
+    train_step(*batch)
+print(averaged.numpy())  # 3
+"""
