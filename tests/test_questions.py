@@ -38,7 +38,7 @@ def state(model):
 
 @pytest.mark.slow
 def test_float16_goes_on_from_float32_and_back(run):
-    found = run(program("saving", "state_of"))
+    found = run(programs.FLOAT32_TO_FLOAT16)
     before, model, after = (found[name] for name in ("before", "model", "after"))
     assert [count(each.optimizer.iterations) for each in (before, model)] == [8, 16]
     assert model.layers[0].compute_dtype == "float16"

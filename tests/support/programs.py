@@ -371,3 +371,44 @@ for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(32):
     train_step(*batch)
 print(averaged.numpy())  # 3
 """
+
+#: A float32 run that continues in float16, and back.
+FLOAT32_TO_FLOAT16 = """\
+import os
+import tempfile
+import keras
+import numpy as np
+import tensorflow as tf
+import lossscale
+
+
+def make(policy, optimizer):
+    keras.mixed_precision.set_global_policy(policy)
+    parts = [keras.layers.Dense(16, "relu"), keras.layers.Dense(1, dtype="float32")]
+    model = keras.Sequential([keras.Input((8,)), *parts])
+    model.compile(optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+def state_of(model):
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return tf.train.Checkpoint(weights=model.weights, optimizer=inner)
+
+
+path = os.path.join(tempfile.mkdtemp(), "checkpoint")
+x = np.random.default_rng(0).normal(size=[256, 8]).astype("float32")
+before = make("float32", keras.optimizers.Adam(1e-2))
+before.fit(x, x[:, :1], verbose=0)
+path = state_of(before).write(path)
+
+wrapped = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-2))
+model = make("mixed_float16", wrapped)
+state_of(model).read(path).expect_partial()
+print(model.optimizer.iterations.numpy())  # 8, as before
+model.fit(x, x[:, :1], verbose=0)
+
+path = state_of(model).write(path)
+after = make("float32", keras.optimizers.Adam(1e-2))  # and back
+state_of(after).read(path).expect_partial()
+"""
