@@ -197,7 +197,7 @@ def attempt_again(found, optimizer):
 
 
 def test_unfrozen_layers_are_trained_with_the_old_loss_scale(run, family):
-    text = program("start", "base.trainable = True")
+    text = programs.UNFREEZE
     first, _ = text.split("base.trainable = True\n")
     found = run(text)
     model, scale = found["model"], found["scale"]
@@ -218,7 +218,7 @@ def test_unfrozen_layers_are_trained_with_the_old_loss_scale(run, family):
 
 
 def test_an_optimizer_that_is_built_before_freezing_trains_both_phases(run):
-    first, _ = program("start", "base.trainable = True").split(
+    first, _ = programs.UNFREEZE.split(
         "base.trainable = True\n"
     )
     fit = "model.fit(x, x[:, :1], verbose=0)\n"
@@ -352,6 +352,14 @@ def test_several_losses_are_scaled_as_a_sum_a_list_or_each(run):
     assert optimizer.loss_scale.has_scaled == before
     two = optimizer.scale_loss([tf.constant(1.0), tf.constant(2.0)])
     np.testing.assert_array_equal(two, [2.0**15, 2.0**16])
+
+
+def test_workers_that_agree_by_hand_apply_or_skip_together(run):
+    found = run(programs.OWN_ENGINE)
+    scale, optimizer = found["scale"], found["optimizer"]
+    assert [count(scale.good_steps), count(optimizer.iterations)] == [1, 1]
+    found["train_step"](found["x"] * np.inf, found["y"])
+    assert [count(scale.skipped_steps), count(optimizer.iterations)] == [1, 1]
 
 
 def test_if_all_gradients_are_none_keras_raises_and_the_scale_stays(family):

@@ -412,3 +412,112 @@ path = state_of(model).write(path)
 after = make("float32", keras.optimizers.Adam(1e-2))  # and back
 state_of(after).read(path).expect_partial()
 """
+
+#: Workers that agree on one flag by an all-reduce of their own.
+OWN_ENGINE = """\
+import keras
+import tensorflow as tf
+import lossscale
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = keras.Sequential([keras.layers.Dense(1, dtype="float32")])
+optimizer = keras.optimizers.SGD(0.1)  # not wrapped: the loss scale is used by hand
+scale = lossscale.DynamicLossScale()
+
+
+def smallest_of_all_workers(value):
+    return value  # your engine's all-reduce with "min"; here there is one worker
+
+
+@tf.function
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        scaled_loss = scale.scale(loss)
+    grads = scale.unscale(tape.gradient(scaled_loss, model.trainable_variables))
+    is_finite = tf.cast(lossscale.all_finite(grads), tf.float32)
+    is_finite = smallest_of_all_workers(is_finite) > 0.0
+    _, should_apply_gradients = scale.adjust(is_finite)
+    if should_apply_gradients:
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+
+
+x, y = tf.ones([32, 4]), tf.ones([32, 1])
+model(x)
+optimizer.build(model.trainable_variables)
+train_step(x, y)
+print(scale.last_step_finite)
+"""
+
+#: Layers are unfrozen, and trained with the old loss scale.
+UNFREEZE = """\
+import keras
+import numpy as np
+import lossscale
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+base = keras.layers.Dense(16, "relu")
+model = keras.Sequential(
+    [keras.Input((8,)), base, keras.layers.Dense(1, dtype="float32")]
+)
+x = np.random.default_rng(0).normal(size=[256, 8]).astype("float32")
+
+base.trainable = False
+scale = lossscale.DynamicLossScale(increment_period=5)
+model.compile(lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-2), scale), "mse")
+model.fit(x, x[:, :1], verbose=0)
+found = float(model.optimizer.loss_scale)
+
+base.trainable = True
+inner = keras.optimizers.Adam(1e-3)  # new, and slower for the base
+model.compile(lossscale.LossScaleOptimizer(inner, model.optimizer.loss_scale), "mse")
+assert float(model.optimizer.loss_scale) == found
+model.fit(x, x[:, :1], verbose=0)
+print(model.optimizer.loss_scale)
+"""
+
+#: One step: after each line, the kind of its value and the state of the step.
+TRACED_STEP = """\
+import keras
+import tensorflow as tf
+import lossscale
+
+weights = tf.Variable([1.0, 1.0])
+scale = lossscale.DynamicLossScale(1024.0)
+optimizer = lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.5), scale)
+optimizer.build([weights])
+division = optimizer.engine.division  # not part of the API
+
+
+def kinds_of(what, value):
+    (kind,) = division.witness._kinds.of([value])
+    state = division.state.pending.numpy()
+    print(f"{what:<24} {kind.name if kind else 'number':<9} {state:>6.0f}")
+
+
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(weights * [3.0, 4.0])
+    kinds_of("loss", loss)
+    scaled_loss = optimizer.scale_loss(loss)
+kinds_of("scaled loss", scaled_loss)
+(grad,) = tape.gradient(scaled_loss, [weights])
+kinds_of("its gradient", grad)
+kinds_of("clipped while scaled", tf.clip_by_value(grad, -1.0, 1.0))
+(true_grad,) = optimizer.get_unscaled_gradients([grad])
+kinds_of("unscaled", true_grad)
+clipped = tf.clip_by_norm(true_grad, 1.0)
+kinds_of("then clipped", clipped)
+optimizer.apply_gradients([(clipped, weights)])
+print(weights.numpy())
+"""
+
+#: What it prints.
+TRACE = """\
+loss                     number         0
+scaled loss              scaled      1024
+its gradient             scaled      1024
+clipped while scaled     changed     1024
+unscaled                 unscaled   -1024
+then clipped             unscaled   -1024
+[0.7 0.6]
+"""
