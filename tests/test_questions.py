@@ -77,7 +77,7 @@ def test_a_model_trained_in_float16_becomes_int8(run):
 
 
 def test_one_bad_batch_of_several_is_left_out(run, capsys):
-    found = run(program("custom-loops", "good.assign_add"))
+    found = run(programs.ONE_LEFT_OUT)
     assert capsys.readouterr().out.split()[-1] == "3.0"
     assert count(found["scale"].skipped_steps) == 1
     assert count(found["optimizer"].applied_steps) == 1
@@ -352,6 +352,14 @@ def test_several_losses_are_scaled_as_a_sum_a_list_or_each(run):
     assert optimizer.loss_scale.has_scaled == before
     two = optimizer.scale_loss([tf.constant(1.0), tf.constant(2.0)])
     np.testing.assert_array_equal(two, [2.0**15, 2.0**16])
+
+
+def test_a_frozen_loss_scale_stays_as_the_first_epoch_found_it(run):
+    found = run(programs.FREEZE)
+    optimizer = found["model"].optimizer
+    assert float(optimizer.loss_scale) == found["found"] > 2.0**15
+    skipped = count(found["search"].skipped_steps)
+    assert count(optimizer.iterations) == 24 - skipped
 
 
 def test_workers_that_agree_by_hand_apply_or_skip_together(run):

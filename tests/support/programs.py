@@ -521,3 +521,75 @@ unscaled                 unscaled   -1024
 then clipped             unscaled   -1024
 [0.7 0.6]
 """
+
+#: Of several batches, only the one that overflowed is left out.
+ONE_LEFT_OUT = """\
+import keras
+import numpy as np
+import tensorflow as tf
+import lossscale
+
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = keras.Sequential([keras.layers.Dense(1, dtype="float32")])
+scale = lossscale.DynamicLossScale()
+optimizer = lossscale.LossScaleOptimizer(
+    keras.optimizers.Adam(1e-2), lossscale.FixedLossScale(1, skip_nonfinite=True)
+)
+x = np.random.default_rng(0).normal(size=[128, 8]).astype("float32")
+y = x[:, :1].copy()
+y[40] = np.inf  # a bad row in the second of four batches
+model(x[:1])  # creates the weights
+weights = model.trainable_variables
+totals = [tf.Variable(tf.zeros(weight.shape), trainable=False) for weight in weights]
+good = tf.Variable(0.0, trainable=False)
+
+
+@tf.function
+def add(x, y):  # one batch at each call
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        scaled_loss = scale.scale(optimizer.scale_loss(loss))  # times S, times 1
+    grads = scale.unscale(tape.gradient(scaled_loss, weights))
+    _, is_finite = scale.update(grads)
+    for total, grad in zip(totals, grads):
+        total.assign_add(tf.where(is_finite, grad, tf.zeros_like(grad)))
+    good.assign_add(tf.cast(is_finite, tf.float32))
+
+
+@tf.function
+def apply():
+    optimizer.apply_gradients(zip([total / good for total in totals], weights))
+    for variable in [*totals, good]:
+        variable.assign(tf.zeros_like(variable))
+
+
+for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(32):
+    add(*batch)
+print(good.numpy())  # 3.0
+apply()
+"""
+
+#: A loss scale is frozen at the value that one epoch has found.
+FREEZE = """\
+import keras
+import numpy as np
+import lossscale
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=[256, 4]).astype("float32")
+y = x.sum(axis=1, keepdims=True)
+keras.mixed_precision.set_global_policy("mixed_float16")
+model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1, dtype="float32")])
+search = lossscale.DynamicLossScale(search_period=1)
+model.compile(
+    lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.1), search), loss="mse"
+)
+model.fit(x, y, epochs=1, verbose=0)
+
+found = float(model.optimizer.loss_scale)
+frozen = lossscale.FixedLossScale(found, skip_nonfinite=True)
+model.compile(model.optimizer.with_loss_scale(frozen), loss="mse")
+model.fit(x, y, epochs=3, initial_epoch=1, verbose=0)
+assert float(model.optimizer.loss_scale) == found
+print(int(model.optimizer.iterations.numpy()))
+"""
