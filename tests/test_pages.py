@@ -177,7 +177,9 @@ def test_the_traced_step_prints_what_the_page_shows(tmp_path, capsys):
     runpy.run_path(str(program))
     lines = capsys.readouterr().out
     assert lines == programs.TRACE
-    (shown,) = re.findall(r"(?ms)^```\n(scaled loss.*?)^```", PAGES["inside"].read_text())
+    (shown,) = re.findall(
+        r"(?ms)^```\n(scaled loss.*?)^```", PAGES["inside"].read_text()
+    )
     assert shown in lines
 
 

@@ -218,9 +218,7 @@ def test_unfrozen_layers_are_trained_with_the_old_loss_scale(run, family):
 
 
 def test_an_optimizer_that_is_built_before_freezing_trains_both_phases(run):
-    first, _ = programs.UNFREEZE.split(
-        "base.trainable = True\n"
-    )
+    first, _ = programs.UNFREEZE.split("base.trainable = True\n")
     fit = "model.fit(x, x[:, :1], verbose=0)\n"
     compiled, _ = first.split(fit)
     build = (
