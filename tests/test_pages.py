@@ -10,6 +10,7 @@ import runpy
 from pathlib import Path
 
 import pages
+import programs
 import pytest
 from installed import ROOT, families
 from limits import IS_NEWEST, LIMITS, TENSORFLOW, skip_without
@@ -171,12 +172,15 @@ def imported(monkeypatch):
 
 def test_the_traced_step_prints_what_the_page_shows(tmp_path, capsys):
     skip_without("the pages", families()[0])
-    text = PAGES["inside"].read_text()
-    found = re.search(r"```python\n([^`]*kinds_of.*?)```.*?```\n(.*?)```", text, re.S)
     program = tmp_path / "step.py"  # AutoGraph reads the source of a file
-    program.write_text(found[1])
+    program.write_text(programs.TRACED_STEP)
     runpy.run_path(str(program))
-    assert capsys.readouterr().out == found[2]
+    lines = capsys.readouterr().out
+    assert lines == programs.TRACE
+    (shown,) = re.findall(
+        r"(?ms)^```\n(scaled loss.*?)^```", PAGES["inside"].read_text()
+    )
+    assert shown in lines
 
 
 def private_names():

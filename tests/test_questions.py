@@ -38,7 +38,7 @@ def state(model):
 
 @pytest.mark.slow
 def test_float16_goes_on_from_float32_and_back(run):
-    found = run(program("saving", "state_of"))
+    found = run(programs.FLOAT32_TO_FLOAT16)
     before, model, after = (found[name] for name in ("before", "model", "after"))
     assert [count(each.optimizer.iterations) for each in (before, model)] == [8, 16]
     assert model.layers[0].compute_dtype == "float16"
@@ -77,7 +77,7 @@ def test_a_model_trained_in_float16_becomes_int8(run):
 
 
 def test_one_bad_batch_of_several_is_left_out(run, capsys):
-    found = run(program("custom-loops", "good.assign_add"))
+    found = run(programs.ONE_LEFT_OUT)
     assert capsys.readouterr().out.split()[-1] == "3.0"
     assert count(found["scale"].skipped_steps) == 1
     assert count(found["optimizer"].applied_steps) == 1
@@ -153,7 +153,7 @@ def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
 
 
 def test_a_cross_entropy_of_logits_has_a_gradient_in_float16(run):
-    found = run(program("trouble", "BinaryCross"))
+    found = run(programs.CROSS_ENTROPY)
     bad, good = (
         found["tape"].gradient(loss, found["logit"]).numpy().item()
         for loss in found["losses"]
@@ -163,7 +163,7 @@ def test_a_cross_entropy_of_logits_has_a_gradient_in_float16(run):
 
 
 def test_masks_in_float16(run):
-    found = run(program("trouble", "infinite ="))
+    found = run(programs.MASKS)
     logits = found["logits"]
     assert np.isnan(tf.nn.softmax(logits + found["infinite"]).numpy()).all()
     for each in (found["in_float32"], logits + found["finite"]):
@@ -197,7 +197,7 @@ def attempt_again(found, optimizer):
 
 
 def test_unfrozen_layers_are_trained_with_the_old_loss_scale(run, family):
-    text = program("start", "base.trainable = True")
+    text = programs.UNFREEZE
     first, _ = text.split("base.trainable = True\n")
     found = run(text)
     model, scale = found["model"], found["scale"]
@@ -218,9 +218,7 @@ def test_unfrozen_layers_are_trained_with_the_old_loss_scale(run, family):
 
 
 def test_an_optimizer_that_is_built_before_freezing_trains_both_phases(run):
-    first, _ = program("start", "base.trainable = True").split(
-        "base.trainable = True\n"
-    )
+    first, _ = programs.UNFREEZE.split("base.trainable = True\n")
     fit = "model.fit(x, x[:, :1], verbose=0)\n"
     compiled, _ = first.split(fit)
     build = (
@@ -286,7 +284,7 @@ def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
 
 
 def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
-    text = program("custom-loops", "you skip it")
+    text = programs.SKIPPED_BY_HAND
     found = run(text)
     optimizer = found["optimizer"]
     assert count(optimizer.iterations) == 2
@@ -308,7 +306,7 @@ def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
 
 
 def test_a_skipped_overflow_costs_the_next_good_batch(run):
-    text = program("custom-loops", "you skip it")
+    text = programs.SKIPPED_BY_HAND
     never = text.replace("np.isfinite(norm) and norm", "not norm <= 10.0 or norm")
     never = never.replace("y[40] = 1e4", "y[40] = np.inf")
     never = never.replace("y[100] = np.inf", "pass")
@@ -325,7 +323,7 @@ def test_a_skipped_overflow_costs_the_next_good_batch(run):
     ["", 'nonfinite_loss="skip"', "lossscale.SpikeGuard(window=2)"],
 )
 def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
-    text = program("custom-loops", "was_applied")
+    text = programs.AVERAGES
     assert "SGD(1e-2))" in text
     text = text.replace("SGD(1e-2))", f"SGD(1e-2), {others})")
     found = run(text)
@@ -352,6 +350,22 @@ def test_several_losses_are_scaled_as_a_sum_a_list_or_each(run):
     assert optimizer.loss_scale.has_scaled == before
     two = optimizer.scale_loss([tf.constant(1.0), tf.constant(2.0)])
     np.testing.assert_array_equal(two, [2.0**15, 2.0**16])
+
+
+def test_a_frozen_loss_scale_stays_as_the_first_epoch_found_it(run):
+    found = run(programs.FREEZE)
+    optimizer = found["model"].optimizer
+    assert float(optimizer.loss_scale) == found["found"] > 2.0**15
+    skipped = count(found["search"].skipped_steps)
+    assert count(optimizer.iterations) == 24 - skipped
+
+
+def test_workers_that_agree_by_hand_apply_or_skip_together(run):
+    found = run(programs.OWN_ENGINE)
+    scale, optimizer = found["scale"], found["optimizer"]
+    assert [count(scale.good_steps), count(optimizer.iterations)] == [1, 1]
+    found["train_step"](found["x"] * np.inf, found["y"])
+    assert [count(scale.skipped_steps), count(optimizer.iterations)] == [1, 1]
 
 
 def test_if_all_gradients_are_none_keras_raises_and_the_scale_stays(family):
@@ -452,7 +466,7 @@ def test_set_weights_keeps_all_of_a_built_optimizer(family, wraps):
 
 
 def test_the_program_with_set_weights_keeps_the_loss_scale(run):
-    found = run(program("saving", "values_of"))
+    found = run(programs.SET_WEIGHTS)
     model, again = found["model"], found["again"]
     assert count(again.optimizer.iterations) == 2
     assert_same(state(model), state(again))
@@ -460,7 +474,7 @@ def test_the_program_with_set_weights_keeps_the_loss_scale(run):
 
 
 def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
-    found = run(program("saving", '"bare"'))
+    found = run(programs.BARE_CHECKPOINT)
     model = found["model"]
     assert count(model.optimizer.iterations) == 2
     bare = [np.array(v.numpy()) for v in inner_variables(found["bare"].optimizer)]

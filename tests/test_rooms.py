@@ -75,19 +75,16 @@ def test_every_module_is_on_the_sign_of_its_room():
         assert sorted(named) == sorted(found), room
 
 
-def test_the_map_lists_what_the_door_signs_list():
+def test_the_map_lists_each_package_below_those_that_it_imports():
     page = (TESTS.parent / "docs" / "inside.md").read_text()
     (lines,) = re.findall(r"(?ms)^```\nlossscale/\n(.*?)^```", page)
-    rooms, at_the_top = {}, {"__init__"}
-    for indent, name, ending in re.findall(r"(?m)^( +)(\w+)(/|\.py) +\S", lines):
-        if ending == "/":
-            modules = rooms[name] = []
-        elif len(indent) > 2:
-            modules.append(name)
-        else:
-            at_the_top.add(name)
-    assert rooms == {room: listed(room) for room in ROOMS}
-    assert at_the_top == {path.stem for path in ROOT.glob("*.py")}
+    found = re.findall(r"(?m)^  (\w+)(/|\.py) +\S", lines)
+    packages = [name for name, ending in found if ending == "/"]
+    modules = {name for name, ending in found if ending == ".py"}
+    assert sorted(packages) == ROOMS
+    assert modules | {"__init__"} == {path.stem for path in ROOT.glob("*.py")}
+    for number, package in enumerate(packages):
+        assert {*ROOMS} & LEFT[package] <= {*packages[:number]}, package
 
 
 def test_imports_point_one_way():
