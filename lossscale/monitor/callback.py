@@ -55,49 +55,39 @@ _Callback: Any = keras_versions.callback_class()
 
 
 class LossScaleMonitor(_Callback):
-    """Shows what the loss scale is doing, and says why steps are skipped.
+    """Shows what the loss scale does in `fit`, and says why steps are skipped.
 
-    With this callback for `fit`, of Keras 2 and Keras 3, you see that a loss scale
-    works, or why it does not. Put it first: later callbacks see the logs that it adds.
+    Put it first in the list of callbacks, since the later ones see the logs that it
+    adds. docs/watching.md explains these, docs/warnings.md its warnings.
 
     ```
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    To the logs of every epoch it adds `loss_scale`, `skipped_steps` (since the loss
-    scale was created) and `nonfinite_losses` (since the process began). For a loss
-    scale that needs the largest gradient it adds `largest_gradient`, unscaled, and
-    `headroom`, how many doublings that one, scaled, is below float16's 65504; for a
-    `SpikeGuard`, `spikes`. When training ends it prints a line for each optimizer.
-
-    It warns if `patience` steps in a row were skipped, if losses are NaN or infinite,
-    if a step left NaN in statistics such as BatchNormalization's, once of underflow,
-    and once of a spike. The page *Warnings* has each with its cause and what to write.
+    After each epoch it logs `loss_scale`, `skipped_steps` (of the whole run) and
+    `nonfinite_losses` (since the process began); also `largest_gradient` and `headroom`
+    if the loss scale needs the largest gradient, and a `SpikeGuard`'s `spikes`. When
+    training ends it prints a line.
 
     Args:
-      patience: An integer, how many skipped steps in a row trigger `on_stall`. Before
-        the first applied step, only steps count that did not lower the scale.
-      on_stall: `"warn"`; `"raise"`, for a `FloatingPointError` at the `patience`-th
-        skipped step; or `"stop"`, to warn and stop training as `EarlyStopping` does.
-        Keras's `BackupAndRestore` keeps its backup where an error ends `fit`, and
-        deletes it after `"stop"`, unless `delete_checkpoint=False`.
-      every: An integer, to also read and check whenever this many steps have passed, or
-        None: once in each epoch.
-      verbose: An integer. 0 prints no line at the end; warnings are given in any case.
+      patience: An integer, how many skipped steps in a row trigger `on_stall`.
+      on_stall: A string: `"warn"`, `"raise"` for a `FloatingPointError`, or `"stop"`
+        to warn and stop training. After `"raise"` Keras's `BackupAndRestore` keeps its
+        backup, after `"stop"` it deletes it.
+      every: An integer, to also read after so many batches, or None.
+      verbose: An integer. 0 prints no line when training ends.
       check_underflow: A boolean, whether to find the headroom of any loss scale that
-        checks gradients. This reads the gradients twice more at every step.
-      restore_statistics: A boolean, whether to copy the variables that are not trained
-        after each applied step, and to put them back after a batch that made one of
-        them NaN or infinite.
-      optimizers: A `LossScaleOptimizer`, a list of them, or a dict of them by name, or
-        None: those that the model has. With several, the names of logs begin with the
-        optimizer's.
+        checks gradients. That reads them twice more at each step.
+      restore_statistics: A boolean, whether to put back variables that are not trained
+        after a bad batch, as docs/bad-batches.md shows.
+      optimizers: A `LossScaleOptimizer`, a list or a dict by name of several, or None:
+        the model's. With several, logs have the optimizer's name before theirs.
 
     Raises:
-      TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
-        a `LossScaleOptimizer` of this package.
-      ValueError: An argument is out of range; in `fit`, `check_underflow` is given with
-        a loss scale that checks nothing.
+      TypeError: An argument has the wrong type, or, in `fit`, the model has no
+        `LossScaleOptimizer` of ours.
+      ValueError: An argument is out of range, or, in `fit`, the loss scale checks
+        nothing despite `check_underflow`.
       RuntimeError: `fit` runs in a `tf.compat.v1` graph.
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """

@@ -134,18 +134,11 @@ def forward_ranges(
 ) -> ForwardRanges:
     """Finds the layers of a model that must stay in float32, while others use float16.
 
-    Computes the outputs of every layer for some batches in float32, under any policy of
-    the model, with `training=True`, and counts how many would overflow or underflow in
-    float16. Then it runs each layer in float16 on the inputs that the layer has in
-    float32. So it also finds overflows in sums that a layer does not return: in a
-    variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
-
-    It tests the changes that it advises: it runs the model again with them, and adds
-    what else is needed, until nothing overflows.
-
-    It runs your model itself, in eager mode, and leaves weights, moving statistics,
-    policies and random streams as they were. (It creates missing weights.) It does not
-    run a custom `train_step`. Memory does not grow with the number of batches.
+    Computes the outputs of every layer for some batches in float32, under any policy,
+    with `training=True`, and counts how many overflow or underflow in float16.
+    Then it runs each layer in float16 on its float32 inputs, which shows overflows
+    inside, and tries what it advises: docs/forward-ranges.md. The model stays as it
+    was, except that missing weights are created. A custom `train_step` is not run.
 
     >>> import lossscale
     >>> import numpy as np
@@ -164,22 +157,20 @@ def forward_ranges(
     ('large', 'small')
 
     Args:
-      model: Any Keras model.
-      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. The last
-        three may yield targets, too, which are ignored.
-      batches: The number of batches to look at, from the first. None: all.
-      batch_size: Rows per batch if `x` holds arrays. None: 32, as in Keras's `fit`.
-      verbose: 1 shows a progress bar, 0 nothing.
+      model: A Keras model.
+      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. Targets
+        in the last three are ignored.
+      batches: An integer, how many batches to use, or None: all.
+      batch_size: An integer, the rows per batch if `x` holds arrays, or None: 32.
+      verbose: An integer: 1 shows a progress bar.
 
     Returns:
-      `ForwardRanges`: print it, read its arrays, `plot` it.
+      `ForwardRanges`: print it, read its arrays, or `plot` it.
 
     Raises:
-      TypeError: `model` is no Keras model, its layers return no float tensors, or an
-        argument has the wrong type.
-      ValueError: The model has no layers, or cannot be built; `x` is empty or not
-        finite, or never ends and `batches` is None; the model belongs to a strategy
-        with several replicas.
+      TypeError: An argument has the wrong type, or no layer returns float tensors.
+      ValueError: The model has no layers, cannot be built, or belongs to a strategy
+        with several replicas; `x` is empty or not finite, or never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "forward_ranges")

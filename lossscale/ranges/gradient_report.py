@@ -142,8 +142,8 @@ def gradient_ranges(
 ) -> GradientRanges:
     """Counts what float16 would do to a model's gradients at a loss scale.
 
-    Use it before a float16 run, to see whether the model needs a loss scale and how
-    large, or when it learns less than in float32:
+    Use it before a float16 run, to choose a loss scale, or when the model learns less
+    than in float32:
 
     >>> import lossscale
     >>> import numpy as np
@@ -155,38 +155,29 @@ def gradient_ranges(
     >>> float(ranges.largest_exponent[0]), ranges.largest_safe_scale == 2.0**34
     (-19.0, True)
 
-    It computes the gradients of some batches in float32, under any policy and in
-    constant memory, as training would: `training=True`, the compiled loss,
-    regularization. It runs your model itself, its layers in float32, and leaves
-    weights, moving statistics, metrics, policies and random streams as they were. It
-    creates missing weights, and uses no optimizer and no custom `train_step`.
-
-    An embedding's gradient has only the rows that a batch uses: only these are counted.
-    Gradients also pass through float16 between the layers: with `activations=True` the
-    report counts these, too, and the recommended scale depends on them.
+    It computes the gradients of some batches in float32, under any policy, with
+    `training=True`. The model stays as it was, except that missing weights are created;
+    a custom `train_step` is not run. docs/gradient-ranges.md explains the report.
 
     Args:
-      model: Any Keras model with float32 weights, compiled unless you pass `loss`.
+      model: A Keras model with float32 weights, compiled unless you pass `loss`.
       x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
-      y: Targets, or None if `x` yields them, too.
-      sample_weight: Weights as `fit` takes them, or None.
-      loss: A loss as `compile` takes it. None: the compiled loss.
-      loss_scale: The scale to report on. None: the current one of the model's
-        optimizer, or 1 if it does not scale the loss.
-      batches: The number of batches to look at, from the first. None: all.
-      batch_size: Rows per batch if `x` holds arrays. None: 32.
-      activations: Whether to report on the gradients of layers' outputs, too.
-      verbose: 1 shows a progress bar, 0 nothing.
+      y: Targets, or None if `x` yields them.
+      sample_weight: Weights as in `fit`, or None.
+      loss: A loss as in `compile`, or None: the compiled one.
+      loss_scale: A number, the scale to report on, or None: the model's, or 1.
+      batches: An integer, how many batches to use, or None: all.
+      batch_size: An integer, the rows per batch if `x` holds arrays, or None: 32.
+      activations: A boolean, whether to count gradients of layers' outputs, too.
+      verbose: An integer: 1 shows a progress bar.
 
     Returns:
       `GradientRanges`: print it, read its arrays, or `plot` it.
 
     Raises:
-      TypeError: `model` is no Keras model, or an argument has the wrong type. For
-        example, `x` must not be a generator, which this would use up.
-      ValueError: The model has no loss and `loss` is None, targets are missing, `x` is
-        empty, the model has no trainable weights or some in 16 bits, it belongs to a
-        strategy with several replicas, or `batches` is None and `x` never ends.
+      TypeError: An argument has the wrong type, for example a generator as `x`.
+      ValueError: Loss or targets are missing; `x` is empty, or never ends; the model
+        has no trainable weights, some in 16 bits, or several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "gradient_ranges")
