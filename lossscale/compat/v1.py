@@ -78,8 +78,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(
                 "`opt` must be a tf.compat.v1.train.Optimizer, got "
-                f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
-                "optimizer use lossscale.LossScaleOptimizer."
+                f"{arguments.typed(opt)}. For a Keras optimizer use "
+                "lossscale.LossScaleOptimizer."
             )
         theirs = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
         if isinstance(opt, (LossScaleOptimizer, theirs)):

@@ -31,7 +31,7 @@ _ARGUMENTS = arguments.Declared(
 
 _NOT_CHECKED = """\
 `check_underflow` must be False with a loss scale that does not look at the gradients, \
-got {!r}. FixedLossScale(S, skip_nonfinite=True) looks at them."""
+got a {}. FixedLossScale(S, skip_nonfinite=True) looks at them."""
 _SHARPNESS = """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anything checks them. An infinite one makes \
@@ -105,7 +105,8 @@ class LossScaleMonitor(_Callback):
         **others: Any,
     ) -> None:
         for name in others:
-            unknown = f"`LossScaleMonitor` takes no argument {name!r}."
+            near = arguments.did_you_mean(name, _ARGUMENTS.checks)
+            unknown = f"`LossScaleMonitor` takes no argument {name!r}.{near}"
             raise TypeError(removed.sentence(f"LossScaleMonitor.{name}", unknown))
         _ARGUMENTS.keep(self, locals())
         super().__init__()
@@ -171,7 +172,7 @@ class LossScaleMonitor(_Callback):
             )
         for scale in [optimizer.loss_scale for optimizer in optimizers]:
             if self.check_underflow and not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format(scale))
+                raise ValueError(_NOT_CHECKED.format(type(scale).__name__))
 
     def _warnings(self) -> Iterator[str]:
         """Yields what to warn of when training begins."""

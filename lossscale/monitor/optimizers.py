@@ -59,11 +59,11 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
         return found if len(found) > 1 else dict(zip([""], found.values()))
     # A user with other optimizers may not know the one that Keras compiles by default.
     others = [
-        f"model.{name.strip('_')} = {each!r}"
+        f"model.{name.strip('_')} = {shown(each)}"
         for name, each in pairs
         if hasattr(each, "apply_gradients") and each is not compiled
     ]
-    got = ", ".join(others) or repr(compiled)
+    got = ", ".join(others) or shown(compiled)
     why = (
         _WRAPPED_BY_KERAS
         if keras_versions.is_own_wrapper(compiled) and not others

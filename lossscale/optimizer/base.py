@@ -234,7 +234,8 @@ class LossScaleOptimizer:
         is_ours = getattr(type(self), name, None) is LossScaleOptimizer.loss_scale
         if is_ours:  # Keras 3 would track the value before the property refuses it
             raise AttributeError(
-                f"`loss_scale` must not be set, got {value!r} for the attribute. Write "
+                "`loss_scale` must not be set, got "
+                f"{arguments.shown(value)} for the attribute. Write "
                 "optimizer = optimizer.with_loss_scale(...), or, to set the value, "
                 "optimizer.loss_scale.current_loss_scale.assign(...)."
             )
@@ -243,8 +244,9 @@ class LossScaleOptimizer:
         is_ours = is_ours or hasattr(self, name)
         if not is_ours and hasattr(getattr(self, "inner_optimizer", None), name):
             raise AttributeError(
-                f"`{name}` must be set on the inner optimizer, got {value!r} for the "
-                f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
+                f"`{name}` must be set on the inner optimizer, got "
+                f"{arguments.shown(value)} for the wrapper. Write "
+                f"optimizer.inner_optimizer.{name} = ..."
             )
         super().__setattr__(name, value)
 

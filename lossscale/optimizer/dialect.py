@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.arguments import shown
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads
 
@@ -98,7 +99,7 @@ class Dialect(abc.ABC):
             return
         raise ValueError(
             "`communication_dtype` must be None if the inner optimizer sums gradients "
-            f"in its own way, got {dtype!r} and {inner!r}, which {way}."
+            f"in its own way, got {dtype!r} and {shown(inner)}, which {way}."
         )
 
     def has_own_sum(self, inner: Any) -> bool:
@@ -150,8 +151,8 @@ class InnerSum:
         if self._missing > 0 and not self._inside:
             raise ValueError(
                 "`communication_dtype` must be None if the inner optimizer applies "
-                f"gradients in its own way, got {self._optimizer!r}, which does not "
-                f"call {self._method} for each. Leave out `communication_dtype`."
+                f"gradients in its own way, got {shown(self._optimizer)}, which does "
+                f"not call {self._method} for each. Leave out `communication_dtype`."
             )
 
     def _leave_out(self, add_up: Callable[[Any], Any], grads_and_vars: Any) -> Any:

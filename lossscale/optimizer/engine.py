@@ -64,8 +64,7 @@ class LossScaleEngine(tf.Module):
       ValueError: An argument is out of range, or does not go with the loss scale or the
         strategy.
 
-    Source: the names and order of the step are those of Keras 3.15's
-    `src/optimizers/loss_scale_optimizer.py`. That it stands alone is ours.
+    Source: Keras 3's `LossScaleOptimizer`: docs/origins.md.
     """
 
     #: Whether another engine has taken the place of this one.
@@ -86,6 +85,7 @@ class LossScaleEngine(tf.Module):
             nonfinite_loss=nonfinite_loss,
             applied_steps=lambda: self._counted,
         )
+        self.division.witness.note_kind(self.division, type(self).__name__)
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
@@ -159,15 +159,17 @@ class LossScaleEngine(tf.Module):
         if self.communication_dtype == "float16":
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
-                f"communication_dtype='float16', got {usable!r}: a sum that overflows "
-                "would make weights infinite. Write FixedLossScale(..., "
-                "skip_nonfinite=True), or communication_dtype='bfloat16'."
+                f"communication_dtype='float16', got a {type(usable).__name__} that "
+                "checks none: a sum that overflows would make weights infinite. Write "
+                "FixedLossScale(..., skip_nonfinite=True), or "
+                "communication_dtype='bfloat16'."
             )
         if self.skips_losses:
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
-                f"nonfinite_loss='skip', got {usable!r}, with which every step is "
-                "applied. Write FixedLossScale(..., skip_nonfinite=True)."
+                f"nonfinite_loss='skip', got a {type(usable).__name__} that checks "
+                "none, with which every step is applied. Write "
+                "FixedLossScale(..., skip_nonfinite=True)."
             )
         return usable
 

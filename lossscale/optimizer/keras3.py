@@ -29,9 +29,8 @@ _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_coun
 _OF_SCALED_GRADIENTS = {"outputs_grad_scale", "outputs_grad_amax_history"}
 
 _BARE_CHECKPOINT = """\
-The checkpoint that you restored into this optimizer was written by an optimizer \
-without loss scaling. None of its state was restored. Restore the checkpoint into \
-`optimizer.inner_optimizer`:
+LossScaleOptimizer restored nothing from your checkpoint, which an optimizer without \
+loss scaling has written. Restore the checkpoint into `optimizer.inner_optimizer`:
 
     tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
 """

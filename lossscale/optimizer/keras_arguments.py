@@ -196,8 +196,8 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
         raise TypeError(
             "`loss_scale` must be one that Keras's own arguments can express, since "
             "the constructor of your class takes only those, got "
-            f"{loss_scale!r}. Give the constructor an argument `loss_scale`, and pass "
-            "it on to super().__init__."
+            f"{shown(loss_scale)}. Give the constructor an argument `loss_scale`, and "
+            "pass it on to super().__init__."
         )
     return theirs
 

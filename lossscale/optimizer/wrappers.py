@@ -67,24 +67,23 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     if wrapper is not None:
         return wrapper
     thing, keras = inner_optimizer, keras_versions.imported("keras")
-    shown = arguments.shown(thing)
     if keras_versions.is_keras3(keras) and isinstance(
         thing, keras.optimizers.Optimizer
     ):
         but_got = (
-            f" on the TensorFlow backend, got {shown} of Keras 3 on the "
+            f" on the TensorFlow backend, got {arguments.shown(thing)} on the "
             f"{keras.config.backend()} backend. Set the environment variable "
             "KERAS_BACKEND=tensorflow before you import Keras."
         )
     elif isinstance(thing, tf.compat.v1.train.Optimizer):
         but_got = (
-            f", got {shown} of tf.compat.v1.train. Wrap that optimizer in "
+            f", got {arguments.shown(thing)} of tf.compat.v1.train. Wrap it in "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
     else:
         but_got = (
-            f", got {shown} of type {type(thing).__name__}. Pass an "
-            "object such as keras.optimizers.Adam(1e-3)."
+            f", got {arguments.typed(thing)}. Pass an object such as "
+            "keras.optimizers.Adam(1e-3)."
         )
     raise TypeError(f"`inner_optimizer` must be a Keras optimizer{but_got}")
 

@@ -39,8 +39,8 @@ first, then change them:
 _READ = """\
 The loss scale was read between `scale_loss` and `apply_gradients`, or other gradients \
 were unscaled by it, and lossscale cannot see whether these gradients were divided by \
-it. They are now divided by it. If your program divided them before, that is once too \
-often. Let the optimizer that applies them divide them:
+it. They are now divided by it. If your code already divided them, they are now \
+divided twice. Replace your division with:
 
     grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
 """
@@ -117,6 +117,8 @@ class Mistakes:
     def __init__(self, loss_scale: LossScale, reads: Reads, is_silent: bool) -> None:
         self._loss_scale, self._reads, self._is_silent = loss_scale, reads, is_silent
         self._warned: Set[str] = set()
+        #: The class of the optimizer, for its warnings.
+        self.kind = "LossScaleOptimizer"
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
         #: Whether the optimizer ever had a loss of its own, and whether gradients that
@@ -154,9 +156,10 @@ class Mistakes:
         for message in messages:
             if not self._is_silent and message not in self._warned:
                 self._warned.add(message)
+                # Python shows equal warnings of one line once, and the names differ.
                 name = next(map(keras_versions.variable_name, variables), "")
-                # The name, too, since Python shows equal warnings of one line once.
-                warn(f"{message}This is the optimizer that trains {name!r}.")
+                others = " and others" if len(variables) > 1 else ""
+                warn(f"{self.kind} for {name!r}{others}: {message}")
 
 
 def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:

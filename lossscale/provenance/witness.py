@@ -57,6 +57,10 @@ class Witness:
         """Another optimizer shares S. It gets no warning if it `is_silent`."""
         self._programs[owner] = Mistakes(self._loss_scale, self._reads, is_silent)
 
+    def note_kind(self, owner: Any, kind: str) -> None:
+        """Warnings call this optimizer by the class `kind`."""
+        self._programs[owner].kind = kind
+
     def note_replaced(self, other: Any, witness: Witness, owner: Any) -> None:
         """`owner` takes the place of an `other` optimizer, whose witness is given."""
         old, new = witness._programs.pop(other), self._programs[owner]

@@ -56,7 +56,8 @@ class GradientRanges(Ranges):
     _in_repr = ("loss_scale", "recommended_scale")
 
     def __getattr__(self, name: str) -> Any:
-        unknown = f"`GradientRanges` has no attribute {name!r}."
+        near = arguments.did_you_mean(name, dir(self))
+        unknown = f"`GradientRanges` has no attribute {name!r}.{near}"
         raise AttributeError(removed.sentence(f"GradientRanges.{name}", unknown))
 
     def at(self, loss_scale: float) -> GradientRanges:

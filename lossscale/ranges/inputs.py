@@ -209,7 +209,7 @@ def _check_arrays(name: str, x: Any) -> None:
         thing = x if len(leaves) > 1 else leaf
         raise TypeError(
             f"`{name}` must be {_WANTED if name == 'x' else 'an array'}, got "
-            f"{arguments.shown(thing)} of type {type(thing).__name__}. {instead}"
+            f"{arguments.typed(thing)}. {instead}"
         )
 
 

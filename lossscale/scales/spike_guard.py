@@ -32,8 +32,8 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
         )
     if isinstance(found, SpikeGuard):
         raise ValueError(
-            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
-            "loss scale that it holds: SpikeGuard(guard.loss_scale)."
+            "`loss_scale` must not be a SpikeGuard itself, got one. Guard the loss "
+            "scale that it holds: SpikeGuard(guard.loss_scale)."
         )
     return found
 
