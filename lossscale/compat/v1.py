@@ -219,7 +219,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     def get_slot_names(self) -> Any:
         # A checkpoint asks each optimizer that it tracks, so the inner one, too, and
-        # refuses slots that it is told of twice (seen on TensorFlow 2.4 to 2.21).
+        # refuses slots that it sees twice (seen on TensorFlow 2.4 to 2.21).
         asks = str(sys._getframe(1).f_globals.get("__name__"))
         is_checkpoint = asks.split(".")[:2] == ["tensorflow", "python"]
         return [] if is_checkpoint else self._optimizer.get_slot_names()
@@ -235,8 +235,6 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
       loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
-
-    Source: TensorFlow 2.21 `python/training/experimental/loss_scale_optimizer.py`.
     """
 
     _argument = "loss_scale"

@@ -116,7 +116,7 @@ class LossScaleMonitor(_Callback):
         self._watched: List[Watched] = []
         self._is_begun = False
         self._epoch: Optional[int] = None
-        self._told_of_compiled = False
+        self._warned_of_compiled = False
         self._statistics: Optional[Statistics] = None
 
     def __repr__(self) -> str:
@@ -164,7 +164,6 @@ class LossScaleMonitor(_Callback):
             _warn(_UNBUILT.format(error=error))
 
     def _check(self, optimizers: List[Any]) -> None:
-        """Raises unless these optimizers can be watched."""
         if is_building():
             raise RuntimeError(
                 "`LossScaleMonitor` must read variables between steps, got `fit` in a "
@@ -175,7 +174,6 @@ class LossScaleMonitor(_Callback):
                 raise ValueError(_NOT_CHECKED.format(type(scale).__name__))
 
     def _warnings(self) -> Iterator[str]:
-        """Yields what to warn of when training begins."""
         if type(self.model).__name__ == "SharpnessAwareMinimization":
             yield _SHARPNESS
         for each in (
@@ -207,10 +205,7 @@ class LossScaleMonitor(_Callback):
         self._add_to(logs)
 
     def _check_compiled(self) -> None:
-        """Warns once if `compile` put Keras's own wrapper in the place of ours.
-
-        A GAN may have one that it does not use, so it counts who makes the steps.
-        """
+        """Warns once if the compiled wrapper is Keras's, and ours makes no step."""
         compiled = getattr(self.model, "optimizer", None)
         pairs = [(w.readings.first, w.readings.last) for w in self._watched]
         is_idle = all(
@@ -219,8 +214,8 @@ class LossScaleMonitor(_Callback):
         )
         is_theirs = keras_versions.is_own_wrapper(compiled)
         is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
-        if is_idle and is_theirs and not self._told_of_compiled:
-            self._told_of_compiled = True
+        if is_idle and is_theirs and not self._warned_of_compiled:
+            self._warned_of_compiled = True
             names = " and ".join(each.name for each in self._watched if each.name)
             _warn(_REPLACED.format(names=names or "the watched optimizer"))
 
@@ -246,19 +241,16 @@ class LossScaleMonitor(_Callback):
             print(line, flush=True)  # noqa: T201 - as Keras's own do
 
     def _begin(self) -> None:
-        """Reads the starting values, once in each training.
-
-        Not in `on_train_begin`: later callbacks may restore state there.
-        """
+        """Reads the starting values, after other callbacks may have restored state."""
         if not self._watched:
             self.on_train_begin()
         if self._is_begun:
             return
         self._is_begun, self._epoch = True, None
-        self._told_of_compiled = False
+        self._warned_of_compiled = False
         for each in self._watched:
             each.begin(reading.read(each.optimizer))
-        self._told_of_statistics: Optional[str] = None
+        self._warned_of_statistics: Optional[str] = None
         self._looked_after = -1
         self._infinite = diagnosis.infinite_statistics(self.model)
         # Keras 2 keeps the number in a variable with a private name.
@@ -285,7 +277,6 @@ class LossScaleMonitor(_Callback):
             self._add_to(logs)
 
     def _mend(self) -> None:
-        """Mends the model's statistics, if that is asked for."""
         if not self.restore_statistics:
             return
         if self._statistics is None and self.model.built:
@@ -318,7 +309,7 @@ class LossScaleMonitor(_Callback):
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 raise FloatingPointError(message)
-            self._told_of_statistics = diagnosis.of_statistics(model, but)
+            self._warned_of_statistics = diagnosis.of_statistics(model, but)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
@@ -328,9 +319,9 @@ class LossScaleMonitor(_Callback):
         if self._statistics is not None:
             _warn(self._statistics.restored())
         found = diagnosis.of_statistics(self.model, self._infinite)
-        if found != self._told_of_statistics:
+        if found != self._warned_of_statistics:
             _warn(found)
-        self._told_of_statistics = found
+        self._warned_of_statistics = found
 
 
 def _warn(*messages: Optional[str]) -> None:

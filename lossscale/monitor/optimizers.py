@@ -42,11 +42,10 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
 
 
 def optimizers_of(model: Any) -> Dict[str, Any]:
-    """Returns the optimizers of a model by the names of its attributes.
+    """Returns the optimizers of a model by the names of its attributes, or raises.
 
-    They are the compiled one, and those in its attributes, as a GAN has them, also in
-    lists and dicts. A single one has an empty name. Raises a TypeError if there is no
-    `LossScaleOptimizer`.
+    They are the compiled one, and those in its attributes, as a GAN has them. A single
+    one has an empty name.
     """
     compiled = getattr(model, "optimizer", None)
     pairs = [("optimizer", compiled), *attributes_of(model)]

@@ -88,7 +88,7 @@ LARGEST_NOT_KEPT = """\
 The largest gradient is not known: LossScaleMonitor(check_underflow=True) keeps it."""
 BAD_LOSSES = """\
 {steps} skipped because the loss{name} was {kinds} before it was scaled{where}{rows}."""
-RULE_WAS_TOLD = """\
+BAD_LOSS_COUNTED = """\
 Each of these steps counted as an overflow, though no loss scale is at fault: it was \
 {before} when the epoch began, and is {now}. \
 LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""

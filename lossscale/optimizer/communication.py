@@ -46,8 +46,7 @@ def refuse_dtype(dtype: str) -> None:
 def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     """Returns the sum of all replicas' gradients, still scaled and equal on all.
 
-    Whether what was unscaled had overflowed crosses with it: the sum does not show an
-    overflow that was clipped since then. Call it in replica context.
+    Earlier overflows cross with it, since clipping may have hidden them.
     """
     refuse_dtype(dtype)
     if replicas.count() == 1:

@@ -1,7 +1,4 @@
-"""Dialect: what one Keras's optimizers are called, hold and save.
-
-The wrappers of a Keras hold one; all that they have in common is in `base`.
-"""
+"""Dialect: what one Keras's optimizers are called, hold and save."""
 
 from __future__ import annotations
 
@@ -44,14 +41,13 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def recognizes(self, inner_config: Dict[str, Any]) -> bool:
-        """Tells whether a config is that of one of these optimizers."""
+        """Whether a config is that of one of these optimizers."""
 
     @abc.abstractmethod
     def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
         """Returns a new optimizer."""
 
     def serialize(self, inner: Any) -> Any:
-        """Returns what `deserialize` takes."""
         return self.keras.optimizers.serialize(inner)
 
     def applied_steps(self, inner: Any) -> Any:
@@ -70,10 +66,7 @@ class Dialect(abc.ABC):
             vars(each).pop(self.summing_methods[-1], None)
 
     def refuse_own_sum(self, dtype: Optional[str], inner: Any) -> None:
-        """Raises if an optimizer sums gradients in its own way, and is given a dtype.
-
-        It must sum them as its base class does, by a method that can be replaced.
-        """
+        """Raises if a dtype is given, and the optimizer's sum cannot be replaced."""
         if dtype is None:
             return
         name = "gradient_accumulation_steps"  # Keras 3's
@@ -103,7 +96,7 @@ class Dialect(abc.ABC):
         )
 
     def has_own_sum(self, inner: Any) -> bool:
-        """Tells whether an optimizer, or one in it, sums gradients in its own way."""
+        """Whether an optimizer, or one in it, sums gradients in its own way."""
         return any(
             getattr(type(each), name, None)
             is not getattr(self.optimizer_class, name, None)

@@ -1,8 +1,4 @@
-"""LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of.
-
-The wrappers of Keras 2, Keras 3 and `tf.compat.v1` each hold one. Nothing here asks
-which Keras it is: `keras_versions` finds the names of variables of each.
-"""
+"""LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of."""
 
 from __future__ import annotations
 
@@ -94,7 +90,6 @@ class LossScaleEngine(tf.Module):
 
     @classmethod
     def _of_wrapper(cls, *args: Any, **kwargs: Any) -> LossScaleEngine:
-        """Returns the engine of one of our wrappers: see `_set_up`."""
         engine = cls.__new__(cls)
         engine._set_up(*args, **kwargs)
         return engine
@@ -304,7 +299,6 @@ class LossScaleEngine(tf.Module):
         return self.record.spike()
 
     def _check_can_be_replaced(self) -> None:
-        """Raises unless `_replace` works here and now."""
         if self._is_replaced:
             self._refuse()
         if self.division.state is None or not mode.current().knows_values:
@@ -329,7 +323,6 @@ class LossScaleEngine(tf.Module):
             variable.assign(tf.convert_to_tensor(other._saved()[name]))
 
     def _refuse(self) -> None:
-        """Raises, since another engine has taken the place of this one."""
         raise RuntimeError(
             "This optimizer must not take steps after `with_loss_scale`, which has "
             "replaced it. Use the optimizer that it returned: write "

@@ -72,10 +72,7 @@ def plain(config: Any) -> Any:
 
 
 def counts_positions(init: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a constructor: it gets how many arguments came by position.
-
-    They are in `by_position`, less the inner optimizer.
-    """
+    """Decorates a constructor: `by_position` gets how many arguments had no name."""
 
     @functools.wraps(init)
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -86,10 +86,7 @@ class Spike(NamedTuple):
 
 
 class Record(tf.Module):
-    """Why the last steps of an optimizer were skipped.
-
-    What was at fault is kept for each list of variables that it trains (`Entry`).
-    """
+    """Why the last steps of an optimizer were skipped."""
 
     entries: List[Entry]
     #: How many steps were skipped for each of `REASONS`, then a pair as `skipped`
@@ -156,10 +153,7 @@ class Record(tf.Module):
         return self.entry_of(variables, loss_scale)
 
     def count(self, reason: Scalar) -> Tuple[Op, Scalar]:
-        """Counts a skipped step, for a branch. Returns the op, and the new total.
-
-        `reason` is an `int64` tensor of shape `[]`, the total a `float32` one of `[1]`.
-        """
+        """Counts a skipped step, for a branch. Returns the op, and the new total."""
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for
             applied = keras_versions.tensor_of(self._applied())
         applied = tf.cast(replicas.local_result(applied), tf.int64)
@@ -173,10 +167,7 @@ class Record(tf.Module):
         return op, tf.cast(total + 1, tf.float32)
 
     def counts(self) -> Tensor:
-        """Returns how many steps were skipped for each of `REASONS`, as a tensor.
-
-        The host need not wait for it. A monitor keeps many, and reads few.
-        """
+        """Returns how many steps were skipped for each of `REASONS`, unread."""
         size = len(REASONS)
         if self._skipped is None:
             return tf.zeros([size], tf.int64)
@@ -209,7 +200,6 @@ class Record(tf.Module):
         return _kind(worst)
 
     def spike(self) -> Optional[Spike]:
-        """Returns the last spike that was skipped, None if there was none."""
         variables, (*each, largest, limit, stamp) = self._last("spike")
         if not stamp:
             return None
@@ -264,10 +254,7 @@ class Entry:
         return group_ops([counted, self.faults.assign(value, read_value=False)])
 
     def write_left_out(self, bundle: Bundle, check: Check, scale: LossScale) -> Op:
-        """Records a finite step that the loss scale has left out, and counted.
-
-        Of a spike also which gradient was the largest.
-        """
+        """Records a finite step that was left out, and of a spike the gradients."""
         counted, stamp = self.record.count(tf.constant(_LEFT_OUT, tf.int64))
         if self.spike is None:
             return counted

@@ -27,7 +27,7 @@ class Signature:
 
 
 def is_open(cls: type) -> bool:
-    """Tells whether a class, the public one or a user's, belongs to no Keras yet."""
+    """Whether a class, the public one or a user's, belongs to no Keras yet."""
     return not hasattr(cls, "_dialect")
 
 
@@ -146,10 +146,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
 
 
 def _loss_scale_wrapper_in(optimizer: Any) -> Any:
-    """Returns the loss scale wrapper that an optimizer is or holds, None without one.
-
-    Optimizers that delegate to another one keep it under any name.
-    """
+    """Returns the wrapper that an optimizer is or holds, under any name, or None."""
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
     seen, waiting = set(), [optimizer]
     while waiting:

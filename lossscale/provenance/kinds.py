@@ -170,7 +170,7 @@ def made_of(
 
 
 def is_call(operation: str) -> bool:
-    """Tells whether nothing is known of the results, unless a body can be read."""
+    """Whether nothing is known of the results, unless a body can be read."""
     return operation in _CALLS or operation.startswith("__")  # a function of eager mode
 
 
@@ -182,7 +182,7 @@ def _product(kinds: Sequence[Optional[str]], factors: float) -> str:
 
 
 def _are_at_most(bound: float, numbers: Iterable[Optional[Array]]) -> bool:
-    """Tells whether all numbers are known, and small or infinite."""
+    """Whether all numbers are known, and small or infinite."""
     return all(
         n is not None and bool(np.all((np.abs(n) <= bound) | np.isinf(n)))
         for n in numbers

@@ -60,10 +60,7 @@ _TERM = 1000
 
 
 class Reads:
-    """How a program used a loss scale S, which several optimizers may share.
-
-    If S is read while gradients wait, the program may divide them by it.
-    """
+    """How a program used a loss scale S, by which it may divide gradients itself."""
 
     def __init__(self) -> None:
         self.ever_unscaled = False
@@ -98,7 +95,6 @@ class Reads:
             self.numbers = 0
 
     def read_as_number(self) -> None:
-        """S was read as a Python number."""
         self.numbers += 1
         self.adds_a_term = None
 
@@ -130,16 +126,15 @@ class Mistakes:
         self.has_own, self._is_unclear = self.has_own or is_own, False
 
     def unscaled_elsewhere(self, whose_is_unknown: bool = False) -> None:
-        """Somebody else unscaled gradients, which may be those of the optimizer."""
+        """Another caller unscaled gradients, perhaps those of this optimizer."""
         self._is_unclear = self._is_unclear or whose_is_unknown or not self.has_own
 
     def warn(
         self, names: Set[str], variables: List[Variable], is_divided: bool
     ) -> None:
-        """A step is made of gradients of these kinds. Warns of each mistake once.
+        """Warns of each mistake once, at a step that trains `variables`.
 
-        It trains `variables`. `is_divided` tells whether gradients of unknown kind are
-        there, and are divided.
+        `is_divided`: whether gradients of unknown kind are there, and are divided.
         """
         reads, messages = self._reads, []
         if not was_used(self._loss_scale):
@@ -163,7 +158,7 @@ class Mistakes:
 
 
 def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:
-    """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
+    """Whether a gradient goes from a graph's tensor to weights, and S not in it.
 
     False where it is not known. Weights are variables that are known to be numbers, and
     what a function is given is data.

@@ -70,10 +70,7 @@ Notes = TypeVar("Notes")
 
 
 def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
-    """Returns the notes of `owner` on a graph, made by `make` at the first call.
-
-    They are freed with the graph, or with `owner`.
-    """
+    """Returns the notes of `owner` on a graph. They are freed with either of them."""
     # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
     # would keep the graph alive.
     if not hasattr(graph, "_lossscale_notes"):
@@ -96,10 +93,7 @@ class _Notes:
 
 
 class Kinds:
-    """The kinds of all values of one loss scale.
-
-    An eager tensor has its kind as an attribute, so that it is forgotten with it.
-    """
+    """The kinds of all values of one loss scale. An eager tensor has an attribute."""
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
         #: Is called with each operation of a graph, and the kinds of tensors by `id`.
@@ -141,10 +135,7 @@ class Kinds:
     def note_variables(
         self, variables: Iterable[Variable], kind: Optional[Kind] = None
     ) -> None:
-        """Notes what variables hold: numbers, such as weights, or values of a kind.
-
-        What was noted first of a variable stays.
-        """
+        """Notes what variables hold, once each: numbers, or values of a kind."""
         for variable in variables:
             for copy in getattr(variable, "values", None) or [variable]:
                 handle = getattr(copy, "handle", None)

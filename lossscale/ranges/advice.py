@@ -130,10 +130,7 @@ class Advice:
     def try_out(
         self, trial_of: Callable[[Advice], Trial], run: Callable[[Any], Sequence[Fault]]
     ) -> None:
-        """Adds what helps against the faults that remain, until none does.
-
-        `run` runs the model within a trial of this advice, and returns the faults.
-        """
+        """Adds what helps against the faults that `run` returns, until none does."""
         for _ in range(20):  # then the advice is given as it is
             trial = trial_of(self)
             try:
@@ -147,7 +144,7 @@ class Advice:
         self._may_meet = {}
 
     def casts_in(self, call: Optional[Call]) -> bool:
-        """Tells whether the inputs of a call's own operations are to be cast."""
+        """Whether the inputs of a call's own operations are to be cast."""
         made = [each.layer for each, _ in self.casts.values()]
         return call is not None and any(call.layer is each for each in made)
 

@@ -100,10 +100,7 @@ _BACKWARD = {
 
 
 class Cure:
-    """What helps against the first fault of a step, and what trials of that show.
-
-    `describe` returns the sentence that says what another fault is.
-    """
+    """What helps against the first fault of a step, and what trials of that show."""
 
     #: Whether a trial has confirmed what the text says.
     is_confirmed = False

@@ -91,11 +91,11 @@ class ForwardRanges(Ranges):
         policies = ranges.policy_map
         keras.config.set_dtype_policy("float32")  # for layers that only hold others
 
-        def anew(layer):
+        def renew(layer):
             policy = policies[layer.path or layer.name]
             return type(layer).from_config({**layer.get_config(), "dtype": policy})
 
-        model = keras.models.clone_model(model, clone_function=anew, recursive=True)
+        model = keras.models.clone_model(model, clone_function=renew, recursive=True)
         ```
 
         A `Sequential` within a model must begin with `keras.Input`. Otherwise it casts
@@ -302,10 +302,7 @@ class _Counter:
 
 
 class _Float32Pass(Watcher):
-    """Adds to some rows the outputs of each call, and inputs not counted before.
-
-    A tensor that several layers return or pass on counts only once, for the first.
-    """
+    """Adds to rows the outputs of each call, and inputs that were not counted yet."""
 
     def __init__(self, rows: _Rows) -> None:
         super().__init__()
@@ -355,7 +352,7 @@ class _Float32Pass(Watcher):
 
 
 def _overflows(values: Any) -> bool:
-    """Tells whether values overflow in float16. The values of a mask do not count."""
+    """Whether values overflow in float16. The values of a mask do not count."""
     values = values.astype(np.float32).ravel()
     bad = values[~(np.abs(values) < exponents.INFINITE_FROM)]  # NaN, too
     if not len(bad):

@@ -67,7 +67,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         class holds another loss scale, or implements `__call__`.
 
     Attributes:
-      needs_largest: A boolean that a subclass sets: whether `next_state` gets `largest`.
+      needs_largest: A boolean that a subclass sets: `next_state` gets `largest`, too.
       left_out_as: A string that a subclass sets if it overrides `judge`: what reports
         call the steps that it leaves out, such as `"all zero"`.
       checks_gradients: A boolean. If it is False, every step is applied.
@@ -352,9 +352,9 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
-        """Like `scale`, but multiplies by `loss_scale`, a value taken from this before.
+        """Like `scale`, but multiplies by a scale read earlier with `loss_scale()`.
 
-        That is what `loss_scale()` returned: the loss and a metric can have the same.
+        So the loss and a metric can have the same.
         """
         self.__dict__.update(has_scaled=True)
         if self._observer is not None:

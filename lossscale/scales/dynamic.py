@@ -141,7 +141,7 @@ class DynamicLossScale(LossScale):
     _num_good_steps = property(lambda self: self.good_steps)
 
     def next_state(self, state: Any, is_finite: Flag) -> Dict[str, Tensor]:
-        """Returns the values of the variables after one step, by this rule:
+        """Returns the values of the variables after one step, by this rule.
 
         ```
         state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
@@ -219,8 +219,8 @@ class DynamicLossScale(LossScale):
             # float32 holds the product exactly, and it is not computed if it is
             # infinite.
             if ceiling is None:
-                is_room = scale < 2.0**128 / multiplier
-                return scale * select(is_room, multiplier, 1.0)
+                fits = scale < 2.0**128 / multiplier
+                return scale * select(fits, multiplier, 1.0)
             highest = ceiling / multiplier
             if highest >= arguments.FLOAT32_MIN:
                 return tf.minimum(scale, highest) * multiplier
@@ -250,5 +250,5 @@ class DynamicLossScale(LossScale):
 
 
 def _is_power_of_two(multiplier: float) -> bool:
-    """Tells whether float32 holds a multiplier and its reciprocal exactly."""
+    """Whether float32 holds a multiplier and its reciprocal exactly."""
     return math.frexp(multiplier)[0] == 0.5 and multiplier <= 2.0**126

@@ -93,7 +93,7 @@ class HeadroomLossScale(LossScale):
     def next_state(
         self, state: Any, is_finite: Flag, largest: Scalar = None
     ) -> Dict[str, Tensor]:
-        """Returns the values of the variables after one step, by this rule:
+        """Returns the values of the variables after one step, by this rule.
 
         ```
         state   S = initial_loss_scale, peak = 0, good = 0
@@ -125,9 +125,9 @@ class HeadroomLossScale(LossScale):
         ceiling = tf.where(grows, raised, state.ceiling)
         ceiling = tf.where(is_finite, ceiling, lowered)
         # The exponent bits are the power of two. A logarithm would round.
-        room = FLOAT16_MAX * 2.0**-self.headroom
-        least = max(room / _HIGHEST, arguments.FLOAT32_MIN)  # 2**127 is wanted at most
-        bits = tf.bitcast(room / tf.maximum(peak, least), tf.int32)
+        most = FLOAT16_MAX * 2.0**-self.headroom  # that `peak` may be, scaled
+        least = max(most / _HIGHEST, arguments.FLOAT32_MIN)  # 2**127 is wanted at most
+        bits = tf.bitcast(most / tf.maximum(peak, least), tf.int32)
         wanted = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
         wanted = tf.where(peak > 0.0, wanted, scale)
         return {

@@ -114,7 +114,7 @@ class SpikeGuard(LossScale):
         self.above_in_a_row = self._add_weight("above_in_a_row", 0, tf.int64)
 
     def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
-        """Leaves a spike out, by this rule:
+        """Leaves a spike out, by this rule.
 
         ```
         state   limit = M, spikes = 0, above_in_a_row = 0    # M is float32's largest

@@ -79,7 +79,7 @@ class Stateful(tf.Module):
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
-        It has TensorFlow's name, so that subclasses of its LossScale work here, too.
+        Named as in tf.train.experimental.LossScale, for compatibility.
         """
         variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)

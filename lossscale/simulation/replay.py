@@ -265,11 +265,7 @@ def _copy(loss_scale: LossScale) -> LossScale:
 def _replay(
     loss_scale: LossScale, run: List[Array], options: Dict[str, bool]
 ) -> Tuple[Array, Array]:
-    """Returns the scale of each step and after the last, and what was applied.
-
-    `run` are the flags or limits, the largest gradients, and the steps that the rule
-    ignores unless there are many.
-    """
+    """Returns the scale of each step and after the last, and what was applied."""
     loss_scale = _copy(loss_scale)
     steps, ignores = len(run[0]), run[-1].any()
     if ignores:
