@@ -71,7 +71,6 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     names in checkpoints: 2.21 `python/training/experimental/loss_scale_optimizer.py`.
     """
 
-    #: What errors call the second argument.
     _argument = "loss_scale_manager"
 
     def __init__(self, opt: Any, loss_scale_manager: Any) -> None:

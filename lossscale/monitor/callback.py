@@ -315,7 +315,6 @@ class LossScaleMonitor(_Callback):
                 self.model.stop_training = True
 
     def _check_statistics(self) -> None:
-        """Warns of statistics that are not finite, unless the last warning did."""
         if self._statistics is not None:
             _warn(self._statistics.restored())
         found = diagnosis.of_statistics(self.model, self._infinite)

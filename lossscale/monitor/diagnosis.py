@@ -101,7 +101,6 @@ def _computing_layers(model: Any) -> List[Any]:
 
 
 def _is_last_in_float16(model: Any) -> bool:
-    """Whether a model returns float16, as far as that is known before it runs."""
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
     dtypes = [tf.as_dtype(each.dtype).name for each in outputs]
     if dtypes:
@@ -120,7 +119,6 @@ def _of_loss(optimizer: Any, model: Any, readings: Readings) -> str:
 
 
 def _of_backward(optimizer: Any, model: Any, readings: Readings) -> str:
-    """Returns what to do where only gradients are not finite."""
     now, rule = readings.last.loss_scale, optimizer.loss_scale
     is_wide = not computes_in_float16(optimizer, model)
     rate = texts.RATE
@@ -197,7 +195,6 @@ def bad_outputs(model: Any, logs: Any) -> str:
 
 
 def _name_of_loss(model: Any) -> str:
-    """Returns the names of a model's losses in parentheses, empty without names."""
     names = []
     # A nest of names, functions and objects.
     for each in tf.nest.flatten(getattr(model, "loss", None)):
@@ -228,7 +225,6 @@ def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[
 
 
 def _kind_of(model: Any, variable: Any) -> str:
-    """Returns "nan" or "inf" if a variable holds one on any replica, else nothing."""
     local = model.distribute_strategy.experimental_local_results
     copies = local(keras_versions.tensor_of(variable))
     # Of a large variable only one number comes from the device to the host.

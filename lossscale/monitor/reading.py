@@ -23,7 +23,6 @@ class Reading(NamedTuple):
     loss_scale: float
     skipped: int
     applied: int
-    #: The steps that the optimizer skipped itself, and why.
     skips: Skips = Skips()
     #: The greatest magnitude of the last step's unscaled gradients, infinite if it was
     #: skipped. None: the loss scale does not keep it.

@@ -246,7 +246,6 @@ class Watched:
 
     @property
     def _unit(self) -> str:
-        """Text that says what a step is, empty unless gradients accumulate."""
         steps = getattr(self.optimizer, "gradient_accumulation_steps", None)
         text = f" (each a batch, with gradient_accumulation_steps={steps})"
         return text if steps else ""

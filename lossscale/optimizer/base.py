@@ -77,7 +77,6 @@ class LossScaleOptimizer:
     __signature__ = wrappers.Signature()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Picks the wrapper for the Keras that the inner optimizer belongs to."""
         if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))

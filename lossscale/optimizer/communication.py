@@ -85,7 +85,6 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
 
 
 def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
-    """Returns a gradient as it crosses: times `factor`, in the narrower dtype."""
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):

@@ -96,7 +96,6 @@ class Dialect(abc.ABC):
         )
 
     def has_own_sum(self, inner: Any) -> bool:
-        """Whether an optimizer, or one in it, sums gradients in its own way."""
         return any(
             getattr(type(each), name, None)
             is not getattr(self.optimizer_class, name, None)

@@ -63,7 +63,6 @@ class LossScaleEngine(tf.Module):
     Source: Keras 3's `LossScaleOptimizer`: docs/origins.md.
     """
 
-    #: Whether another engine has taken the place of this one.
     _is_replaced = False
     #: The variable of applied steps, if nobody else counts them.
     _counted: Optional[Variable] = None
@@ -142,7 +141,6 @@ class LossScaleEngine(tf.Module):
             self.record.kept["bad_losses_counted"] = ignored_losses.counted
 
     def _usable(self, loss_scale: Any) -> LossScale:
-        """Returns the loss scale that an argument stands for. Raises if it is none."""
         usable = serialization.get(loss_scale)
         if usable is None:
             raise TypeError(
@@ -175,7 +173,6 @@ class LossScaleEngine(tf.Module):
         return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
 
     def _saved(self) -> Dict[str, Variable]:
-        """Returns variables of its own that files hold, by their names there."""
         ignored_losses = self.division.ignored_losses
         return {} if ignored_losses is None else ignored_losses.saved
 
@@ -318,7 +315,6 @@ class LossScaleEngine(tf.Module):
         other._is_replaced = True
 
     def _take_level_of(self, other: LossScaleEngine) -> None:
-        """Takes over what another engine knows of bad losses. Call it eagerly."""
         for name, variable in self._saved().items():
             variable.assign(tf.convert_to_tensor(other._saved()[name]))
 

@@ -267,7 +267,6 @@ class Keras2Base(LossScaleOptimizer):
         return [*inner, *self._own_variables()]
 
     def _listed_variables(self) -> List[Variable]:
-        """Returns `_all_variables`, each under its name in files."""
         return files.under_names(self._all_variables(), self.loss_scale)
 
 
@@ -382,7 +381,6 @@ class CallableList(List[Any]):
 
 
 def _mix_into(keras: Any) -> None:
-    """Makes and registers the wrappers for one Keras 2."""
     for is_legacy, base, optimizer_class in keras_versions.generations(keras):
         mixin: Type[Keras2Base] = _Legacy if is_legacy else _New
         dialect = (LegacyDialect if is_legacy else NewDialect)(keras, optimizer_class)

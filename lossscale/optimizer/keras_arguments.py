@@ -155,7 +155,6 @@ def _by_their_names(
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
-    """Returns the config of the loss scale that the arguments of a Keras mean."""
     scale, steps = theirs.get("initial_scale"), theirs.get("dynamic_growth_steps")
     config: Dict[str, Any] = {}
     if checks.boolean("dynamic", theirs.get("dynamic", True)):
@@ -224,7 +223,6 @@ def loss_scale_of(optimizer: Any) -> LossScale:
 
 
 def _read(optimizer: Any, of_keras3: str, of_keras2: str, check: Any) -> Any:
-    """Returns the value of an attribute once `check` took it, None without one."""
     for name in (of_keras3, of_keras2):
         value = getattr(optimizer, name, None)
         if value is not None:

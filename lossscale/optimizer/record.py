@@ -34,7 +34,6 @@ _GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 
 def _without_values(record: Any, *names: str) -> str:
-    """Returns a text with these fields of a record, and its variable's shape."""
     fields = [f"{name}={getattr(record, name)!r}" for name in names]
     shape = tuple(record.variable.shape)
     return f"{type(record).__name__}({', '.join(fields)}, shape={shape})"
@@ -186,7 +185,6 @@ class Record(tf.Module):
         return counts, [(number, REASONS[reason]) for number, reason in last]
 
     def gradients(self) -> List[NonfiniteGradient]:
-        """Returns the gradients that were not finite at the last bad step."""
         variables, worst = self._last("faults")
         return NonfiniteGradients(
             NonfiniteGradient(keras_versions.variable_name(variable), kind, variable)
@@ -195,7 +193,6 @@ class Record(tf.Module):
         )
 
     def loss(self) -> Optional[str]:
-        """Returns "inf" or "nan" if the unscaled loss was not finite, else None."""
         _, (*_, worst, _) = self._last("faults")
         return _kind(worst)
 
@@ -207,7 +204,6 @@ class Record(tf.Module):
         return Spike(keras_versions.variable_name(variable), largest, limit, variable)
 
     def _last(self, attribute: str) -> Tuple[List[Variable], List[float]]:
-        """Returns the variables and the numbers of the entry that was written last."""
         pairs = [(each.variables, getattr(each, attribute)) for each in self.entries]
         read = [(of, held.numpy().tolist()) for of, held in pairs if held is not None]
         return max(read, key=lambda pair: pair[1][-1], default=([], [0.0] * 3))
@@ -290,5 +286,4 @@ def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:
 
 
 def _kind(worst: float) -> Optional[str]:
-    """Returns the fault that a worst number tells: "nan", "inf", or None."""
     return "nan" if math.isnan(worst) else "inf" if math.isinf(worst) else None

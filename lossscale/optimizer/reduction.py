@@ -88,7 +88,6 @@ class SeveralReplicas:
         return checked, tf.concat([[contribution], slots], 0)
 
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
-        """All-reduces what the replicas contribute. Returns the whole step's check."""
         total, largest = replicas.all_reduce_sum(contributions), None
         # Only the structure of this bundle is used, which is equal on all replicas.
         local = replicas.local_result(bundle)

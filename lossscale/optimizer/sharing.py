@@ -65,7 +65,6 @@ class SharedStep:
         return step
 
     def _continues(self, division: PendingDivision) -> bool:
-        """Whether `division` applies in this step, and not in a new one."""
         if division in self.applied:
             # Of the two branches of a `tf.cond` only one runs.
             here, before = branches_here(), self.applied[division]

@@ -93,7 +93,6 @@ class StepState:
         self.waiting.assign(float(waits), read_value=False)
 
     def note_given(self, grads: Grads) -> None:
-        """Notes which list `get_unscaled_gradients` was given."""
         number = _number_of(grads)
         if number is not None:
             self.given.assign(number, read_value=False)
@@ -106,7 +105,6 @@ class StepState:
         return tf.logical_and(tf.equal(number, self.given), number != 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
-        """Notes whether unscaled gradients were finite. None: nobody checked them."""
         is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
         now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:

@@ -52,7 +52,6 @@ def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _mixed(cls: type, wrapper: Any) -> type:
-    """Returns a class that derives from a user's class and from a Keras's wrapper."""
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names}
     members["_asked_class"] = cls

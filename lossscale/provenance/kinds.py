@@ -182,7 +182,6 @@ def _product(kinds: Sequence[Optional[str]], factors: float) -> str:
 
 
 def _are_at_most(bound: float, numbers: Iterable[Optional[Array]]) -> bool:
-    """Whether all numbers are known, and small or infinite."""
     return all(
         n is not None and bool(np.all((np.abs(n) <= bound) | np.isinf(n)))
         for n in numbers

@@ -76,7 +76,6 @@ class Reads:
         self.harmless, self.tensors, self.numbers = harmless, 0, 0
 
     def loss_scaled(self) -> None:
-        """A loss was scaled, and its gradients wait."""
         self._begin(harmless=0.0)
 
     def unscaled(self) -> None:

@@ -106,13 +106,11 @@ def scales_of(kind: Kind) -> List[Any]:
 
 
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
-    """Returns the unscaled lists that values were made of, each once."""
     sources = {id(source): source for kind in kinds for source in kind.sources}
     return [source for source in sources.values() if isinstance(source, Unscaled)]
 
 
 def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
-    """Returns the losses that were multiplied by what values were made of."""
     sources = [source for kind in kinds for source in kind.sources]
     return [getattr(source, LOSS) for source in sources if hasattr(source, LOSS)]
 

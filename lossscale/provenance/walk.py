@@ -121,7 +121,6 @@ class Kinds:
             self._patience = _PATIENCE
 
     def note_product(self, product: Product) -> None:
-        """Notes that a loss was multiplied by S."""
         loss, loss_scale, factor, scaled = product
         self.note(loss_scale, Kind(SCALE, (loss_scale,)))
         if graph_of(scaled) is None:
@@ -153,7 +152,6 @@ class Kinds:
         return self._walked(graph).get(id(tensor))
 
     def note_op(self, operation: str, inputs: Tensors, outputs: Tensors) -> bool:
-        """Takes note of an operation of eager mode: see `op_callbacks.OpListener`."""
         kinds = [self._eager_kind(tensor) for tensor in inputs]
         if any(kinds) or is_call(operation):
             called = [operation] if is_call(operation) else []
@@ -173,7 +171,6 @@ class Kinds:
         return kind
 
     def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
-        """Returns the kinds of a graph's tensors, after a walk over its operations."""
         notes = notes_of(graph, self, _Notes)
         if notes.variables != len(self._handles):  # one was unknown at the last walk
             notes.kinds, notes.walked, notes.variables = {}, 0, len(self._handles)
@@ -258,7 +255,6 @@ def _results(
 
 
 def _either(chosen_by: Optional[str], *kinds: Optional[str]) -> Optional[str]:
-    """Returns the kind of a choice between values of these kinds."""
     return made_of("SelectV2", [chosen_by, *kinds], lambda _: None)
 
 
@@ -305,7 +301,6 @@ def _returned(
 
 
 def _functions(op: Op) -> List[str]:
-    """Returns the names of the functions that an operation calls."""
     names = _FUNCTIONS_IN.get(op.type, ())
     called = tf.nest.flatten([op.get_attr(name) for name in names])
     return [function.name for function in called]

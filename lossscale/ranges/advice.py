@@ -144,7 +144,6 @@ class Advice:
         self._may_meet = {}
 
     def casts_in(self, call: Optional[Call]) -> bool:
-        """Whether the inputs of a call's own operations are to be cast."""
         made = [each.layer for each, _ in self.casts.values()]
         return call is not None and any(call.layer is each for each in made)
 
@@ -221,7 +220,6 @@ class Trial(Watcher):
 
     @contextlib.contextmanager
     def noted(self, model: Any) -> Iterator[None]:
-        """Notes the operations that run, and the calls of a model that run them."""
         advice, layers = self._advice, list(self._layers)
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
@@ -286,7 +284,6 @@ class Trial(Watcher):
 
     @property
     def overflows(self) -> List[Fault]:
-        """The model's overflows in 16 bits, in the order of computation."""
         return [each for each in self.found.values() if each.is_overflow]
 
 
@@ -298,8 +295,6 @@ def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault
 
 
 def _copied(nest: Any, is_widened: bool) -> Any:
-    """Returns a nest with copies of its float tensors, perhaps all in 32 bits."""
-
     def copied(value: Any) -> Any:
         if not is_float(value):
             return value

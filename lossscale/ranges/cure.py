@@ -190,7 +190,6 @@ class Cure:
         return [fault] if fault and fault.dtype in SIXTEEN_BITS else []
 
     def _where_gradients_are_zero(self, advice: Advice) -> str:
-        """Returns the text where the step is finite, and gradients do not arrive."""
         whole = self.whole
         if whole is None or whole.usable_scale(self._path) is None:
             return _joined(str(advice), _ALL_ZERO)
@@ -212,7 +211,6 @@ class Cure:
         return tried + self._remedy()
 
     def _is_narrow(self) -> bool:
-        """Whether any layer computes in 16 bits."""
         return any(call.dtype in SIXTEEN_BITS for call in self._step.calls)
 
     def _fewest_layers_before(self) -> Optional[Advice]:
@@ -240,7 +238,6 @@ class Cure:
         return best
 
     def _remedy(self) -> str:
-        """Returns what the operation at fault needs, whatever its dtype."""
         fault = self._fault
         texts = _BACKWARD if fault.is_backward else _FORWARD
         other = _ANY_DERIVATIVE if fault.is_backward else _ANY
@@ -256,7 +253,6 @@ def _path_of(fault: Fault) -> Optional[str]:
 
 
 def _is_same(one: Fault, other: Fault) -> bool:
-    """Whether two faults are in one operation of one call."""
     if _path_of(one) != _path_of(other) or one.is_backward != other.is_backward:
         return False
     return one.is_backward or one.operation == other.operation

@@ -215,7 +215,6 @@ class _Counter:
                     self._advice.add(Fault(call))
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
-        """Runs the model in float16, and tries what helps."""
         trial_of = functools.partial(_Float16Pass, first)
 
         def overflows_in(trial: _Float16Pass) -> List[Fault]:

@@ -278,13 +278,11 @@ def gradient_ranges(
 
 
 def _path_of(model: Any, variable: Any) -> str:
-    """Returns the names of a variable's layer and of the variable: dense/kernel."""
     found = keras_versions.variable_name(variable)
     prefix = f"{model.name}/"  # only Keras 3 has it
     return found[len(prefix) :] if found.startswith(prefix) else found
 
 
 def _numbered(names: List[str]) -> List[str]:
-    """Returns names, with a number where a name was there before."""
     numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
     return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, numbers)]

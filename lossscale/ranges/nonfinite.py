@@ -220,7 +220,6 @@ def find_nonfinite(
 
 
 def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
-    """Returns the report of a fault, without what to write."""
     kind, operation, call = next(iter(fault.kinds), None), fault.operation, fault.call
     if fault.is_backward and call is None:
         return NonfiniteReport("gradient", kind=kind, operation=operation)

@@ -75,7 +75,6 @@ class Ranges(abc.ABC):
 
     @property
     def _figures(self) -> Dict[str, Any]:
-        """The properties below, by name."""
         significand, exponent = math.frexp(self.loss_scale)
         counts = self._by_significand[significand * 2]
         found = exponents.tally(counts, exponent - 1)

@@ -50,7 +50,6 @@ class TrainingStep:
 
     @property
     def calls(self) -> List[Call]:
-        """The calls in the order in which they returned."""
         return self._trial.calls
 
     def first_fault(self) -> Optional[Fault]:

@@ -72,7 +72,6 @@ def _has_float32_copies(
 
 
 def _variables_in(optimizer: Any) -> Iterator[Variable]:
-    """Yields the variables that an optimizer holds, and those of one that it wraps."""
     seen: Set[int] = set()
     waiting = [optimizer]
     while waiting:

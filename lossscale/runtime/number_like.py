@@ -105,7 +105,6 @@ def _is_number(other: object) -> bool:
 def _to_tensor(
     one: NumberLike, dtype: Any = None, name: Any = None, as_ref: bool = False
 ) -> Tensor:
-    """Converts an object to a tensor, for `tf.convert_to_tensor`."""
     del as_ref  # TensorFlow passes it
     current = one._note_read(tf.identity(one._value(), name))
     if dtype is not None and not dtype.is_compatible_with(current.dtype):

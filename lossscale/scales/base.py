@@ -89,7 +89,6 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
     initial_loss_scale: float
     has_scaled: bool = False
     has_been_read: bool = False
-    #: Whether a step can change the value.
     _can_change: bool = True
     #: Which of the methods in `subclasses` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()

@@ -17,7 +17,6 @@ from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 
-#: The events that may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
 #: The smallest number that float32 rounds to infinity.
 _INFINITE = 2.0**128 - 2.0**103

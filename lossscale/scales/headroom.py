@@ -13,10 +13,8 @@ from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales.base import LossScale
 
-#: The largest number of float16. Scaled gradients must not be larger.
 FLOAT16_MAX = 65504.0
-#: The largest power of two of float32.
-_HIGHEST = 2.0**127
+_HIGHEST = 2.0**127  # float32's largest power of two
 #: The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000
 _ARGUMENTS = arguments.Declared(

@@ -81,7 +81,6 @@ class IgnoredLosses:
 
     @property
     def saved(self) -> Dict[str, Variable]:
-        """The variables that files hold, by their names there."""
         return {LEVEL: self.level, LEVEL_AT: self.at}
 
     def counts(self, is_of_loss: Flag) -> Flag:
@@ -102,7 +101,6 @@ class IgnoredLosses:
             return tf.logical_or(counts, tf.logical_not(is_of_loss))
 
     def _applied(self) -> Scalar:
-        """Returns how many steps the optimizer has applied."""
         if self._applied_steps is None:
             return tf.constant(0, tf.int64)
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for

@@ -22,7 +22,6 @@ _LOG_ABOVE = 89.0
 
 
 def _to_guard(name: str, identifier: Any) -> LossScale:
-    """Returns the loss scale that `identifier` stands for, if a guard can hold it."""
     del name  # `get` and the errors below have the same
     found = serialization.get(identifier)
     if found is None:

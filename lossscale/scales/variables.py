@@ -26,14 +26,12 @@ class Stateful(tf.Module):
     if not TYPE_CHECKING:  # or a type checker would allow every name
 
         def __getattr__(self, name: str) -> Any:
-            """Is called for what is missing."""
             if "_unsaved" in vars(self) and hasattr(type(self), name):
                 # A property has raised: what it lacks is to be named, and not itself.
                 return object.__getattribute__(self, name)
             raise self._missing(name)
 
     def _missing(self, name: str) -> AttributeError:
-        """Returns the error for an attribute that is missing."""
         cls = type(self).__name__
         problem = f"{cls!r} object has no attribute {name!r}"
         if "_unsaved" not in vars(self):
