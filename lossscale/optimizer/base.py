@@ -336,21 +336,15 @@ class LossScaleOptimizer:
         """Returns an optimizer that continues from this one with another loss scale.
 
         It takes over the inner optimizer, and so `iterations`, slots and the learning
-        rate. Use it instead of this one, which raises an error from now on. So compile
-        the model with it, and create functions and `tf.train.Checkpoint`s again:
+        rate. This one raises an error from now on. So compile the model with the new
+        one, and create functions and `tf.train.Checkpoint`s again: docs/setting.md.
 
         ```
         scale = lossscale.FixedLossScale(float(optimizer.loss_scale), True)
-        optimizer = optimizer.with_loss_scale(scale)
-        model.compile(optimizer, loss="mse")
+        model.compile(optimizer.with_loss_scale(scale), loss="mse")
         ```
 
-        A `tf.function` that was traced before keeps using the old loss scale. To set
-        only the value of a dynamic loss scale, which such functions read, write
-        `optimizer.loss_scale.current_loss_scale.assign(1024.0)`.
-
-        Call it eagerly, between two steps, in the scope of the strategy. Optimizers
-        that share a loss scale share the new one if you pass it to each.
+        Call it eagerly, between two steps, in the scope of the strategy.
 
         Args:
           loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)`
@@ -362,8 +356,8 @@ class LossScaleOptimizer:
 
         Raises:
           TypeError: `loss_scale` is no loss scale.
-          ValueError: `loss_scale` is out of range, or is a `FixedLossScale` that checks
-            nothing with `communication_dtype`.
+          ValueError: `loss_scale` is out of range, or checks nothing although
+            `communication_dtype` needs that.
           RuntimeError: It is called in a graph or under a ParameterServerStrategy, or
             this optimizer was replaced already.
         """

@@ -40,24 +40,24 @@ class LossScaleEngine(tf.Module):
         loss = ...
         scaled_loss = engine.scale_loss(loss)
     grads = tape.gradient(scaled_loss, variables)
-    grads = engine.unscale(grads)                         # optional, as to clip them
+    grads = engine.unscale(grads)                         # optional, to clip them
     engine.apply(grads, variables, apply_fn)              # calls apply_fn, or skips
     ```
 
-    All rules are those of `LossScaleOptimizer`, which holds an engine. Your optimizer
-    keeps its own slots. A checkpoint of an engine holds the loss scale and
-    `applied_steps`, and with `nonfinite_loss="skip"` how many bad losses were ignored.
+    All rules are those of `LossScaleOptimizer`, which holds an engine. A checkpoint
+    holds the loss scale and `applied_steps`; your optimizer saves its own slots.
+    docs/custom-loops.md has a program.
 
     Args:
-      loss_scale: Anything but None that `lossscale.get` takes. Engines may share one:
+      loss_scale: Whatever `lossscale.get` accepts, except None. Engines may share one:
         it counts a step as bad if the gradients of any of them were not finite.
-      communication_dtype: As in `LossScaleOptimizer`. If it is given, `apply` adds the
-        gradients up over the replicas, and your function must not.
-      nonfinite_loss: As in `LossScaleOptimizer`.
+      communication_dtype: `"float16"`, `"bfloat16"` or None: see `LossScaleOptimizer`.
+        If it is given, `apply` adds the gradients up, and your function must not.
+      nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`.
 
     Raises:
       TypeError: An argument has the wrong type.
-      ValueError: An argument is out of range, or does not go with the loss scale or the
+      ValueError: An argument is out of range, or does not fit the loss scale or the
         strategy.
 
     Source: Keras 3's `LossScaleOptimizer`: docs/origins.md.

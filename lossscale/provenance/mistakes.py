@@ -65,7 +65,7 @@ class Reads:
     def __init__(self) -> None:
         self.ever_unscaled = False
         #: Whether a graph adds a term that depends on weights to what is scaled. None:
-        #: nobody looks any more, since that was warned of, or since S was read as a
+        #: not looked for any more, since that was warned of, or since S was read as a
         #: number, by which the term may have been multiplied.
         self.adds_a_term: Optional[bool] = False
         self._begin(harmless=1.0)

@@ -42,21 +42,21 @@ class ForwardRanges(Ranges):
     output.
 
     Attributes:
-      names: The names of the rows. A row holds the outputs of one call of a layer, and
-        has the layer's path, or holds inputs that no other layer returned.
+      names: A tuple of the rows' names. A row holds the outputs of one call of a layer,
+        and has the layer's path, or holds inputs that no other layer returned.
       counts: An `int64` array of shape `[rows, lossscale.ranges.exponents.BINS]`.
       largest: A `float32` array, the largest finite magnitude of each row.
-      batches: How many batches were counted.
-      need_float32: The paths of layers that need float32: some of their outputs,
-        inputs, or values computed inside are beyond 65504. With the model's name, if
-        the model itself casts data that are.
-      inside: Those layers that overflow inside, as in a variance or in attention's
-        logits, so that their outputs in float16 are wrong.
-      classes: The class names of the layers in `need_float32`.
-      need_cast: The paths of operations, and of layers with operations of their own in
-        `call`, whose inputs must be cast to float32, since no dtype reaches them.
-      is_inside_known: Whether `inside` could be found. It could not in a Keras 2 model
-        that is all in float32: its layers cannot run in float16, which this needs.
+      batches: An integer, how many batches were counted.
+      need_float32: A tuple of the paths of layers that need float32: some outputs,
+        inputs, or values inside are beyond 65504. The model's name is there if the
+        model itself casts such data.
+      inside: A tuple of those layers that overflow inside, for example in a variance,
+        so that their outputs in float16 are wrong.
+      classes: A tuple of the class names of the layers in `need_float32`.
+      need_cast: A tuple of the paths of operations, and of layers with operations of
+        their own in `call`, whose inputs must be cast to float32.
+      is_inside_known: A boolean, whether `inside` could be found. It could not in a
+        Keras 2 model that is all in float32.
     """
 
     names: Tuple[str, ...]
@@ -81,25 +81,11 @@ class ForwardRanges(Ranges):
     def policy_map(self) -> Any:
         """A `DTypePolicyMap`: float32 for `need_float32`, mixed_float16 for the rest.
 
-        If the model mixes dtypes already, its layers in float32 stay in float32. This
-        `keras.dtype_policies.DTypePolicyMap` has an entry for each layer in float32,
-        and for those that it creates inside: under the layer's `path`, or its name
-        while it has no path. Use the map to build a functional or sequential model
-        again from configs:
-
-        ```
-        policies = ranges.policy_map
-        keras.config.set_dtype_policy("float32")  # for layers that only hold others
-
-        def renew(layer):
-            policy = policies[layer.path or layer.name]
-            return type(layer).from_config({**layer.get_config(), "dtype": policy})
-
-        model = keras.models.clone_model(model, clone_function=renew, recursive=True)
-        ```
-
-        A `Sequential` within a model must begin with `keras.Input`. Otherwise it casts
-        its inputs to the dtype of the policy under which it was first created.
+        It has an entry for each layer in float32, also for those that were in float32
+        before, and those that a layer creates inside: under the layer's `path`, or its
+        name while it has no path. docs/forward-ranges.md shows how to build the model
+        again. A `Sequential` within a model must begin with `keras.Input`. Otherwise it
+        casts its inputs to the dtype of the policy under which it was first created.
 
         Raises:
           NotImplementedError: The model's Keras has no DTypePolicyMap: Keras 2, or an

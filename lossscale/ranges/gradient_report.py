@@ -36,14 +36,14 @@ class GradientRanges(Ranges):
     and `histogram` have shape `[rows]`, in the order of `names`.
 
     Attributes:
-      names: The names of the rows: variables, and with `activations=True` layers'
+      names: A tuple of the rows' names: variables, and with `activations=True` layers'
         outputs. Only those with a gradient have a row.
       counts: A dict of one or two `int64` arrays of shape
         `[rows, lossscale.ranges.exponents.BINS]`. Key 1.0 is for loss scales that are
         powers of two. If the given one is not, its significand is the second key.
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale of this report.
-      batches: How many batches were counted.
+      batches: An integer, how many batches were counted.
     """
 
     names: Tuple[str, ...]

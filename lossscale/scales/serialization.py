@@ -91,8 +91,8 @@ def deserialize(
 
     Args:
       config: `{"class_name": ..., "config": ...}`, or Keras's own form of it.
-      custom_objects: Your own classes by name, unless they are registered with
-        `keras.saving.register_keras_serializable`.
+      custom_objects: A dict of your own classes by name, unless you registered them
+        with `keras.saving.register_keras_serializable`.
 
     Returns:
       A `LossScale` in its initial state.

@@ -31,7 +31,7 @@ class Simulation:
       is_finite: A `bool` array of shape `[steps]`, whether the gradients were finite.
       applied: A `bool` array of shape `[steps]`, whether the step was applied.
       final_loss_scale: A float, the scale after the last step.
-      limit: The `limit` that `simulate` used, or None.
+      limit: A float array of shape `[steps]`, the limits that were used, or None.
     """
 
     loss_scale: Array
