@@ -76,7 +76,7 @@ _FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle", "InTopK", "InTopKV2"}
 #: Operations whose results are numbers, whatever they are given.
 NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank", "Snapshot"}
 _CHOICES = {"Select", "SelectV2"}
-#: A number that is no larger, as an epsilon, counts as 0 where values are compared.
+#: A number no larger than this, such as an epsilon, counts as 0 in a comparison.
 _EPSILON = 1.01e-3
 
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}

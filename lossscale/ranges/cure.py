@@ -8,7 +8,7 @@ the layer at fault is float32, and what must be float32 with it:
   the same fault is left:   these are not written
     the whole model in float32 has no fault:
                             the fewest layers before it, in float32 too, that help
-    else:                   what its operation needs, as a small number in a divisor
+    else:                   what its operation needs, say a small number in a divisor
   another fault is left:    both are written
   the trial cannot run, or gradients are all zero even in float32:
                             this is written, and that it is undecided
