@@ -34,7 +34,7 @@ class Declared:
     _ARGUMENTS = Declared(period=count, ceiling=or_none(loss_scale))
 
     def __init__(self, period: int = 2000, ceiling: Optional[float] = None) -> None:
-        _ARGUMENTS.keep(self, locals())  # first of all
+        _ARGUMENTS.keep(self, period=period, ceiling=ceiling)  # first of all
     ```
     """
 
@@ -42,10 +42,10 @@ class Declared:
         self._newer = newer
         self.checks = checks
 
-    def keep(self, owner: object, given: Mapping[str, Any]) -> None:
-        """Checks the arguments that are in `given`, and makes each an attribute."""
+    def keep(self, owner: object, **values: Any) -> None:
+        """Checks the arguments, and makes each an attribute of `owner`."""
         for name, check in self.checks.items():
-            setattr(owner, name, check(name, given[name]))
+            setattr(owner, name, check(name, values[name]))
 
     def config(self, owner: object) -> Dict[str, Any]:
         """Returns the kept arguments of `owner`, as JSON can hold them."""

@@ -108,7 +108,16 @@ class LossScaleMonitor(_Callback):
             near = arguments.did_you_mean(name, _ARGUMENTS.checks)
             unknown = f"`LossScaleMonitor` takes no argument {name!r}.{near}"
             raise TypeError(removed.sentence(f"LossScaleMonitor.{name}", unknown))
-        _ARGUMENTS.keep(self, locals())
+        _ARGUMENTS.keep(
+            self,
+            patience=patience,
+            on_stall=on_stall,
+            every=every,
+            verbose=verbose,
+            check_underflow=check_underflow,
+            restore_statistics=restore_statistics,
+            optimizers=optimizers,
+        )
         super().__init__()
         # Before a method that is overridden, Keras 3 reads all metrics from the device.
         if self.every:

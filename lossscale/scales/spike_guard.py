@@ -105,7 +105,14 @@ class SpikeGuard(LossScale):
         *,
         min_ratio: float = 2.0,
     ) -> None:
-        _ARGUMENTS.keep(self, locals())
+        _ARGUMENTS.keep(
+            self,
+            threshold=threshold,
+            window=window,
+            max_in_a_row=max_in_a_row,
+            min_ratio=min_ratio,
+            loss_scale=loss_scale,
+        )
         super().__init__()
         self.recent = self._add_weight("recent", [0.0] * self.window, tf.float32)
         self.limit = self._add_weight("limit", arguments.FLOAT32_MAX, tf.float32)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Tensor
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales.checks import LossScale
 
 #: The methods of which `_overridden` tells whether a subclass has its own.
@@ -25,7 +25,7 @@ def adapt(cls: Any, base: Any) -> None:
     cls.left_out_as = named or getattr(cls, "_left_out_as", "")
     first = next(c for c in cls.__mro__ if {"judge", "_judge"} & {*vars(c)})
     if first is not base and "_judge" in vars(first):
-        cls.judge = lambda self, _, *arguments: self._judge(*arguments)
+        cls.judge = _judge_as_in_2
     if cls.judge is not base.judge and not cls.left_out_as:
         raise TypeError(
             "`left_out_as` must say what the steps are that `judge` leaves out, "
@@ -37,6 +37,14 @@ def adapt(cls: Any, base: Any) -> None:
     cls._overridden = frozenset(
         name for name in _OVERRIDABLE if getattr(cls, name) is not getattr(base, name)
     )
+
+
+def _judge_as_in_2(
+    self: LossScale, state: Any, is_finite: Flag, largest: Optional[Scalar]
+) -> Any:
+    """Is the `judge` of a class that overrides `_judge`, which takes no state."""
+    del state
+    return self._judge(is_finite, largest)
 
 
 def _report_reads(cls: Any, compute: Any) -> None:
