@@ -83,9 +83,21 @@ class ForwardRanges(Ranges):
 
         It has an entry for each layer in float32, also for those that were in float32
         before, and those that a layer creates inside: under the layer's `path`, or its
-        name while it has no path. docs/forward-ranges.md shows how to build the model
-        again. A `Sequential` within a model must begin with `keras.Input`. Otherwise it
-        casts its inputs to the dtype of the policy under which it was first created.
+        name while it has no path. Build a functional or sequential model again with it:
+
+        ```
+        policies = ranges.policy_map
+        keras.config.set_dtype_policy("float32")  # for layers that only hold others
+
+        def renew(layer):
+            policy = policies[layer.path or layer.name]
+            return type(layer).from_config({**layer.get_config(), "dtype": policy})
+
+        model = keras.models.clone_model(model, clone_function=renew, recursive=True)
+        ```
+
+        A `Sequential` within a model must begin with `keras.Input`. Otherwise it casts
+        its inputs to the dtype of the policy under which it was first created.
 
         Raises:
           NotImplementedError: The model's Keras has no DTypePolicyMap: Keras 2, or an
