@@ -1,9 +1,9 @@
 """What Sphinx does not know of our docstrings: fenced blocks, and code in backticks.
 
 They are written to be read where they stand, in Python files: pseudo-code in fences, as
-Markdown has it, and code in single backticks, as ``the state's `None`s``. Both are
-turned into reStructuredText here. No word of them changes. Besides, the page of loss
-scales gets the entries that it leaves out.
+Markdown has it, code in single backticks, as ``the state's `None`s``, and pages as
+paths, docs/origins.md, which become links. All are turned into reStructuredText here.
+Besides, the page of loss scales gets the entries that it leaves out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, Iterator, List
 _CODE = re.compile(r"(``?)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
+#: A page of this site, as a path in the repository.
+_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
 #: What is returned, up to the next section or the end.
 _RETURNS = re.compile(r"(?m)^Returns:\n((?:(?: .*)?\n)+)")
 
@@ -78,6 +80,7 @@ def _prose(text: str) -> Iterator[str]:
     for paragraph in re.split(r"(\n[ ]*\n)", text.strip("\n")):
         is_prose = not paragraph.lstrip().startswith(">>>")
         shown = _CODE.sub(_code, paragraph) if is_prose else paragraph
+        shown = _PAGE.sub(r":doc:`/\1`", shown)
         shown = re.sub(r"(?m)^( *)Source: ", r"\1**Source:** ", shown)
         yield from shown.split("\n") if shown.strip() else [""]
 
@@ -123,7 +126,8 @@ def filled(page: str, loss_scales: List[str]) -> str:
     not name itself.
     """
     others = [each for each in loss_scales if f":: {each}\n" not in page]
-    entries = "\n\n".join(f".. autoclass:: {each}" for each in others)
+    entry = ".. autoclass:: {}\n   :members: next_state"
+    entries = "\n\n".join(map(entry.format, others))
     return page.replace(".. every other loss scale", entries)
 
 

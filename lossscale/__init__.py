@@ -8,7 +8,7 @@ from typing import Any as _Any
 if getattr(_sys, "orig_argv", [])[1:3] == ["-m", "lossscale"]:
     _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from lossscale import compat, presets, removed
+from lossscale import arguments, compat, presets, removed
 from lossscale.compat.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -68,5 +68,6 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     """Says of a removed name what to write instead."""
-    unknown = f"module {__name__!r} has no attribute {name!r}"
+    near = arguments.did_you_mean(name, __all__)
+    unknown = f"module {__name__!r} has no attribute {name!r}.{near}"
     raise AttributeError(removed.sentence(name, unknown))

@@ -62,7 +62,6 @@ def _described(name: str, keras: Any) -> str:
 
 
 def _devices() -> Dict[str, str]:
-    """Returns what is known of each device, by its name."""
     lines = {}
     try:
         for device in tf.config.list_physical_devices():

@@ -40,16 +40,16 @@ class Declared:
 
     def __init__(self, *newer: str, **checks: ArgumentCheck) -> None:
         self._newer = newer
-        self._checks = checks
+        self.checks = checks
 
     def keep(self, owner: object, **values: Any) -> None:
         """Checks the arguments, and makes each an attribute of `owner`."""
-        for name, check in self._checks.items():
+        for name, check in self.checks.items():
             setattr(owner, name, check(name, values[name]))
 
     def config(self, owner: object) -> Dict[str, Any]:
         """Returns the kept arguments of `owner`, as JSON can hold them."""
-        kept = {name: getattr(owner, name) for name in self._checks}
+        kept = {name: getattr(owner, name) for name in self.checks}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in kept.items()
@@ -82,6 +82,12 @@ def shown(value: Any) -> str:
     return f"an object of class {type(value).__name__}"
 
 
+def typed(value: Any) -> str:
+    """Returns `value` as text for an error, and its type, unless the text names it."""
+    text, kind = shown(value), type(value).__name__
+    return text if text.endswith(f" of class {kind}") else f"{text} of type {kind}"
+
+
 def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
     """Returns a question that ends an error: the allowed name nearest to `value`.
 
@@ -99,8 +105,8 @@ def number(name: str, value: Any) -> Any:
     refused = isinstance(value, (bool, np.timedelta64))
     if refused or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"`{name}` must be a number, got {shown(value)} of type "
-            f"{type(value).__name__}. Pass a Python or NumPy number."
+            f"`{name}` must be a number, got {typed(value)}. Pass a Python or NumPy "
+            "number."
         )
     return value.item() if isinstance(value, np.generic) else value
 

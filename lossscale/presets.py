@@ -260,10 +260,7 @@ def preset_name(argument: str, name: str) -> str:
 def preset_arguments(
     name: str, overrides: Mapping[str, Any], call: str = ""
 ) -> Dict[str, Any]:
-    """Returns a preset's arguments, with `overrides` in place of some, or raises.
-
-    `call` is the user's call, as text up to the overrides, for the error.
-    """
+    """Returns a preset's arguments with `overrides`. `call` is shown in the error."""
     if not isinstance(name, str):
         raise TypeError(
             f"`name` must be the name of a preset, got {arguments.shown(name)}."

@@ -248,3 +248,42 @@ class TestInnerOptimizer:
             if other.name != family.name:
                 with refusal(TypeError, "must belong to the Keras of"):
                     wrapper(other.optimizers.SGD(0.1))
+
+
+#: Calls with a name that is nearly right, and the right one.
+MISSPELLED = {
+    "dynamic": lambda: lossscale.get("dynamc"),
+    "torch": lambda: DynamicLossScale.from_preset("trch"),
+    "DynamicLossScale": lambda: lossscale.DynamicLosScale,
+    "SpikeGuard": lambda: lossscale.deserialize({"class_name": "SpikeGard"}),
+    "raise": lambda: lossscale.LossScaleMonitor(on_stall="rais"),
+    "patience": lambda: lossscale.LossScaleMonitor(pacience=3),
+    "skip": lambda: lossscale.LossScaleEngine(nonfinite_loss="skipp"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+def test_a_misspelled_name_gets_the_nearest_right_one(name):
+    errors = (AttributeError, TypeError, ValueError)
+    with pytest.raises(errors, match=f"Did you mean '{name}'") as caught:
+        MISSPELLED[name]()
+    assert len(str(caught.value)) < 250
+
+
+def test_errors_name_a_loss_scale_by_its_class():
+    unchecked, sgd = FixedLossScale(8), families()[0].optimizers.SGD()
+    calls = [
+        lambda: SpikeGuard(SpikeGuard()),
+        lambda: lossscale.LossScaleEngine(unchecked, nonfinite_loss="skip"),
+        lambda: lossscale.LossScaleEngine(unchecked, communication_dtype="float16"),
+        lambda: LossScaleOptimizer(sgd, unchecked, dynamic=True),
+        lambda: LossScaleOptimizer(unchecked),
+        lambda: setattr(LossScaleOptimizer(sgd), "loss_scale", unchecked),
+        lambda: DynamicLossScale(unchecked),
+    ]
+    for call in calls:
+        with pytest.raises((AttributeError, TypeError, ValueError)) as caught:
+            call()
+        message = str(caught.value)
+        assert "skipped_steps=" not in message
+        assert message.count("FixedLossScale") + message.count("SpikeGuard") >= 1

@@ -89,6 +89,13 @@ def test_each_migration_has_its_names_and_its_code(name):
     assert len(pages.blocks(MIGRATIONS[name])) == 1
 
 
+def test_docstrings_and_messages_name_pages_that_are_there():
+    texts = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    found = {page for text in texts for page in re.findall(r"docs/[\w/-]+\.md", text)}
+    assert len(found) > 10
+    assert all((ROOT / page).is_file() for page in found)
+
+
 def test_there_is_a_page_for_each_system():
     listed = PAGES["coming-from"].read_text()
     assert all(f"]({name}.md)" in listed for name in MIGRATIONS)

@@ -20,7 +20,6 @@ PARTS = (
     "It has been lowered",
     "The largest gradient",
     "If steps are still skipped",
-    "{}This is the optimizer",
     "{} This loss scale checks no gradient",
     "Optimizer of ",
 )

@@ -1,7 +1,4 @@
-"""The LossScaleManager family of TensorFlow 1.15's `tf.contrib.mixed_precision`.
-
-Names, arguments and meaning are contrib's. `LossScaleOptimizer` takes any manager.
-"""
+"""The LossScaleManager family of TensorFlow 1.15's `tf.contrib.mixed_precision`."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from lossscale.scales.uses import value_of
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
-    """Holds a loss scale; after each step it is told if the gradients were finite.
+    """Holds a loss scale, and learns after each step if the gradients were finite.
 
     It is for code that comes from TensorFlow 1; new code should subclass `LossScale`.
     Keep the state in `tf.Variable`s that are attributes, so that checkpoints hold it.
 
-    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`.
+    Source: docs/origins.md.
     """
 
     @abc.abstractmethod
@@ -87,8 +84,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
       TypeError: `loss_scale` is no number.
       ValueError: `loss_scale` is less than 1, or not finite in float32.
 
-    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`;
-    `loss_scale_optimizer.py` beside it.
+    Source: docs/origins.md.
     """
 
     def __init__(self, loss_scale: float) -> None:
@@ -109,18 +105,17 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
     819.2
 
     Args:
-      init_loss_scale: The scale to start with, at least 1.
-      incr_every_n_steps: The scale grows after this many good steps in a row.
-      decr_every_n_nan_or_inf: The scale shrinks after this many bad steps.
-      incr_ratio: The scale is multiplied by this when it grows. More than 1.
-      decr_ratio: The scale is multiplied by this when it shrinks. Less than 1.
+      init_loss_scale: A number of at least 1, the scale to start with.
+      incr_every_n_steps: An integer, after how many good steps in a row it grows.
+      decr_every_n_nan_or_inf: An integer, after how many bad steps it shrinks.
+      incr_ratio: A number above 1, by which the scale is multiplied when it grows.
+      decr_ratio: A number below 1, by which it is multiplied when it shrinks.
 
     Raises:
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range.
 
-    Source: rule and defaults, TensorFlow 1.15.5
-    `contrib/mixed_precision/python/loss_scale_manager.py`.
+    Source: docs/origins.md.
     """
 
     def __init__(

@@ -60,26 +60,24 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
-      loss_scale_manager: Anything that `lossscale.get` takes except None: a
-        `LossScaleManager`, a `LossScale`, a number, or a name such as `"dynamic"`.
+      loss_scale_manager: A `LossScaleManager`, a `LossScale`, a number, or a name such
+        as `"dynamic"`: whatever `lossscale.get` accepts, except None.
 
     Raises:
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale_manager` is out of range, or the strategy is for TPUs.
 
-    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_optimizer.py`;
-    names in checkpoints: 2.21 `python/training/experimental/loss_scale_optimizer.py`.
+    Source: docs/origins.md.
     """
 
-    #: What errors call the second argument.
     _argument = "loss_scale_manager"
 
     def __init__(self, opt: Any, loss_scale_manager: Any) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(
                 "`opt` must be a tf.compat.v1.train.Optimizer, got "
-                f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
-                "optimizer use lossscale.LossScaleOptimizer."
+                f"{arguments.typed(opt)}. For a Keras optimizer use "
+                "lossscale.LossScaleOptimizer."
             )
         theirs = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
         if isinstance(opt, (LossScaleOptimizer, theirs)):
@@ -129,11 +127,11 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
         Args:
           loss: A tensor, or a function that returns one. In eager mode a function.
-          var_list: The variables. None: all trainable ones.
-          gate_gradients: Passed to the inner optimizer, as are the next arguments.
-          aggregation_method: How to add up the terms of a gradient.
-          colocate_gradients_with_ops: Whether to compute them on the loss's devices.
-          grad_loss: The gradient already computed for `loss`, a tensor of its shape.
+          var_list: A list of variables, or None: all trainable ones.
+          gate_gradients: An integer, for the inner optimizer, as are the next ones.
+          aggregation_method: An integer, how to add up the terms of a gradient.
+          colocate_gradients_with_ops: A boolean, whether on the loss's devices.
+          grad_loss: A tensor of `loss`'s shape, its own gradient, or None.
 
         Returns:
           A list of pairs of a gradient, which may be None, and its variable.
@@ -219,7 +217,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     def get_slot_names(self) -> Any:
         # A checkpoint asks each optimizer that it tracks, so the inner one, too, and
-        # refuses slots that it is told of twice (seen on TensorFlow 2.4 to 2.21).
+        # refuses slots that it sees twice (seen on TensorFlow 2.4 to 2.21).
         asks = str(sys._getframe(1).f_globals.get("__name__"))
         is_checkpoint = asks.split(".")[:2] == ["tensorflow", "python"]
         return [] if is_checkpoint else self._optimizer.get_slot_names()
@@ -235,8 +233,6 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
       loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
-
-    Source: TensorFlow 2.21 `python/training/experimental/loss_scale_optimizer.py`.
     """
 
     _argument = "loss_scale"
@@ -264,7 +260,7 @@ def enable_mixed_precision_graph_rewrite(
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale` is out of range, or Keras's mixed precision is on, too.
 
-    Source: TensorFlow 2.21 `python/training/experimental/mixed_precision.py`.
+    Source: docs/origins.md.
     """
     wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
     # This also creates a wrapper, without variables, which is dropped.

@@ -31,7 +31,7 @@ _ARGUMENTS = arguments.Declared(
 
 _NOT_CHECKED = """\
 `check_underflow` must be False with a loss scale that does not look at the gradients, \
-got {!r}. FixedLossScale(S, skip_nonfinite=True) looks at them."""
+got a {}. FixedLossScale(S, skip_nonfinite=True) looks at them."""
 _SHARPNESS = """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anything checks them. An infinite one makes \
@@ -55,49 +55,39 @@ _Callback: Any = keras_versions.callback_class()
 
 
 class LossScaleMonitor(_Callback):
-    """Shows what the loss scale is doing, and says why steps are skipped.
+    """Shows what the loss scale does in `fit`, and says why steps are skipped.
 
-    With this callback for `fit`, of Keras 2 and Keras 3, you see that a loss scale
-    works, or why it does not. Put it first: later callbacks see the logs that it adds.
+    Put it first in the list of callbacks, since the later ones see the logs that it
+    adds. docs/watching.md explains these, docs/warnings.md its warnings.
 
     ```
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    To the logs of every epoch it adds `loss_scale`, `skipped_steps` (since the loss
-    scale was created) and `nonfinite_losses` (since the process began). For a loss
-    scale that needs the largest gradient it adds `largest_gradient`, unscaled, and
-    `headroom`, how many doublings that one, scaled, is below float16's 65504; for a
-    `SpikeGuard`, `spikes`. When training ends it prints a line for each optimizer.
-
-    It warns if `patience` steps in a row were skipped, if losses are NaN or infinite,
-    if a step left NaN in statistics such as BatchNormalization's, once of underflow,
-    and once of a spike. The page *Warnings* has each with its cause and what to write.
+    After each epoch it logs `loss_scale`, `skipped_steps` (of the whole run) and
+    `nonfinite_losses` (since the process began); also `largest_gradient` and `headroom`
+    if the loss scale needs the largest gradient, and a `SpikeGuard`'s `spikes`. When
+    training ends it prints a line.
 
     Args:
-      patience: An integer, how many skipped steps in a row trigger `on_stall`. Before
-        the first applied step, only steps count that did not lower the scale.
-      on_stall: `"warn"`; `"raise"`, for a `FloatingPointError` at the `patience`-th
-        skipped step; or `"stop"`, to warn and stop training as `EarlyStopping` does.
-        Keras's `BackupAndRestore` keeps its backup where an error ends `fit`, and
-        deletes it after `"stop"`, unless `delete_checkpoint=False`.
-      every: An integer, to also read and check whenever this many steps have passed, or
-        None: once in each epoch.
-      verbose: An integer. 0 prints no line at the end; warnings are given in any case.
+      patience: An integer, how many skipped steps in a row trigger `on_stall`.
+      on_stall: A string: `"warn"`, `"raise"` for a `FloatingPointError`, or `"stop"`
+        to warn and stop training. After `"raise"` Keras's `BackupAndRestore` keeps its
+        backup, after `"stop"` it deletes it.
+      every: An integer, to also read after so many batches, or None.
+      verbose: An integer. 0 prints no line when training ends.
       check_underflow: A boolean, whether to find the headroom of any loss scale that
-        checks gradients. This reads the gradients twice more at every step.
-      restore_statistics: A boolean, whether to copy the variables that are not trained
-        after each applied step, and to put them back after a batch that made one of
-        them NaN or infinite.
-      optimizers: A `LossScaleOptimizer`, a list of them, or a dict of them by name, or
-        None: those that the model has. With several, the names of logs begin with the
-        optimizer's.
+        checks gradients. That reads them twice more at each step.
+      restore_statistics: A boolean, whether to put back variables that are not trained
+        after a bad batch, as docs/bad-batches.md shows.
+      optimizers: A `LossScaleOptimizer`, a list or a dict by name of several, or None:
+        the model's. With several, logs have the optimizer's name before theirs.
 
     Raises:
-      TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
-        a `LossScaleOptimizer` of this package.
-      ValueError: An argument is out of range; in `fit`, `check_underflow` is given with
-        a loss scale that checks nothing.
+      TypeError: An argument has the wrong type, or, in `fit`, the model has no
+        `LossScaleOptimizer` of ours.
+      ValueError: An argument is out of range, or, in `fit`, the loss scale checks
+        nothing despite `check_underflow`.
       RuntimeError: `fit` runs in a `tf.compat.v1` graph.
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """
@@ -115,7 +105,8 @@ class LossScaleMonitor(_Callback):
         **others: Any,
     ) -> None:
         for name in others:
-            unknown = f"`LossScaleMonitor` takes no argument {name!r}."
+            near = arguments.did_you_mean(name, _ARGUMENTS.checks)
+            unknown = f"`LossScaleMonitor` takes no argument {name!r}.{near}"
             raise TypeError(removed.sentence(f"LossScaleMonitor.{name}", unknown))
         _ARGUMENTS.keep(
             self,
@@ -134,7 +125,7 @@ class LossScaleMonitor(_Callback):
         self._watched: List[Watched] = []
         self._is_begun = False
         self._epoch: Optional[int] = None
-        self._told_of_compiled = False
+        self._warned_of_compiled = False
         self._statistics: Optional[Statistics] = None
 
     def __repr__(self) -> str:
@@ -182,7 +173,6 @@ class LossScaleMonitor(_Callback):
             _warn(_UNBUILT.format(error=error))
 
     def _check(self, optimizers: List[Any]) -> None:
-        """Raises unless these optimizers can be watched."""
         if is_building():
             raise RuntimeError(
                 "`LossScaleMonitor` must read variables between steps, got `fit` in a "
@@ -190,10 +180,9 @@ class LossScaleMonitor(_Callback):
             )
         for scale in [optimizer.loss_scale for optimizer in optimizers]:
             if self.check_underflow and not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format(scale))
+                raise ValueError(_NOT_CHECKED.format(type(scale).__name__))
 
     def _warnings(self) -> Iterator[str]:
-        """Yields what to warn of when training begins."""
         if type(self.model).__name__ == "SharpnessAwareMinimization":
             yield _SHARPNESS
         for each in (
@@ -225,10 +214,7 @@ class LossScaleMonitor(_Callback):
         self._add_to(logs)
 
     def _check_compiled(self) -> None:
-        """Warns once if `compile` put Keras's own wrapper in the place of ours.
-
-        A GAN may have one that it does not use, so it counts who makes the steps.
-        """
+        """Warns once if the compiled wrapper is Keras's, and ours makes no step."""
         compiled = getattr(self.model, "optimizer", None)
         pairs = [(w.readings.first, w.readings.last) for w in self._watched]
         is_idle = all(
@@ -237,8 +223,8 @@ class LossScaleMonitor(_Callback):
         )
         is_theirs = keras_versions.is_own_wrapper(compiled)
         is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
-        if is_idle and is_theirs and not self._told_of_compiled:
-            self._told_of_compiled = True
+        if is_idle and is_theirs and not self._warned_of_compiled:
+            self._warned_of_compiled = True
             names = " and ".join(each.name for each in self._watched if each.name)
             _warn(_REPLACED.format(names=names or "the watched optimizer"))
 
@@ -264,19 +250,16 @@ class LossScaleMonitor(_Callback):
             print(line, flush=True)  # noqa: T201 - as Keras's own do
 
     def _begin(self) -> None:
-        """Reads the starting values, once in each training.
-
-        Not in `on_train_begin`: later callbacks may restore state there.
-        """
+        """Reads the starting values, after other callbacks may have restored state."""
         if not self._watched:
             self.on_train_begin()
         if self._is_begun:
             return
         self._is_begun, self._epoch = True, None
-        self._told_of_compiled = False
+        self._warned_of_compiled = False
         for each in self._watched:
             each.begin(reading.read(each.optimizer))
-        self._told_of_statistics: Optional[str] = None
+        self._warned_of_statistics: Optional[str] = None
         self._looked_after = -1
         self._infinite = diagnosis.infinite_statistics(self.model)
         # Keras 2 keeps the number in a variable with a private name.
@@ -303,7 +286,6 @@ class LossScaleMonitor(_Callback):
             self._add_to(logs)
 
     def _mend(self) -> None:
-        """Mends the model's statistics, if that is asked for."""
         if not self.restore_statistics:
             return
         if self._statistics is None and self.model.built:
@@ -336,19 +318,18 @@ class LossScaleMonitor(_Callback):
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 raise FloatingPointError(message)
-            self._told_of_statistics = diagnosis.of_statistics(model, but)
+            self._warned_of_statistics = diagnosis.of_statistics(model, but)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
 
     def _check_statistics(self) -> None:
-        """Warns of statistics that are not finite, unless the last warning did."""
         if self._statistics is not None:
             _warn(self._statistics.restored())
         found = diagnosis.of_statistics(self.model, self._infinite)
-        if found != self._told_of_statistics:
+        if found != self._warned_of_statistics:
             _warn(found)
-        self._told_of_statistics = found
+        self._warned_of_statistics = found
 
 
 def _warn(*messages: Optional[str]) -> None:

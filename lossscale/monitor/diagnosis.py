@@ -83,10 +83,7 @@ def of_input(
 
 
 def computes_in_float16(optimizer: Any, model: Any) -> bool:
-    """Whether a layer of a model does, or its gradients are added up in float16.
-
-    A model without layers may compute in anything.
-    """
+    """Whether a layer does, or gradients are added up in it. No layers: perhaps."""
     dtypes = [layer.compute_dtype for layer in _computing_layers(model)]
     added_up = getattr(optimizer, "communication_dtype", None)
     return "float16" in [*dtypes, added_up] or not dtypes
@@ -104,7 +101,6 @@ def _computing_layers(model: Any) -> List[Any]:
 
 
 def _is_last_in_float16(model: Any) -> bool:
-    """Whether a model returns float16, as far as that is known before it runs."""
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
     dtypes = [tf.as_dtype(each.dtype).name for each in outputs]
     if dtypes:
@@ -113,7 +109,6 @@ def _is_last_in_float16(model: Any) -> bool:
 
 
 def _of_loss(optimizer: Any, model: Any, readings: Readings) -> str:
-    """Returns the causes that an unscaled loss which is not finite may have here."""
     causes = [texts.BAD_DATA]
     if readings.last.applied > 0:  # before the first step no rate has had an effect
         causes.append(texts.LEARNING_RATE)
@@ -124,7 +119,6 @@ def _of_loss(optimizer: Any, model: Any, readings: Readings) -> str:
 
 
 def _of_backward(optimizer: Any, model: Any, readings: Readings) -> str:
-    """Returns what to do where only gradients are not finite."""
     now, rule = readings.last.loss_scale, optimizer.loss_scale
     is_wide = not computes_in_float16(optimizer, model)
     rate = texts.RATE
@@ -179,10 +173,7 @@ def infinite_statistics(model: Any) -> List[Any]:
 
 
 def backoffs(loss_scale: Any, high: float, low: float) -> float:
-    """Returns how often a loss scale backs off from one value to another.
-
-    Infinite if its rule is not that of `DynamicLossScale`, or the lower value is 0.
-    """
+    """Returns how often a scale backs off from `high` to `low`, infinite if unknown."""
     rule = unguarded(loss_scale)
     multiplier = getattr(rule, "multiplier", None)
     backoff = getattr(rule, "backoff_factor", None) or 1 / (multiplier or 1)
@@ -204,7 +195,6 @@ def bad_outputs(model: Any, logs: Any) -> str:
 
 
 def _name_of_loss(model: Any) -> str:
-    """Returns the names of a model's losses in parentheses, empty without names."""
     names = []
     # A nest of names, functions and objects.
     for each in tf.nest.flatten(getattr(model, "loss", None)):
@@ -214,10 +204,7 @@ def _name_of_loss(model: Any) -> str:
 
 
 def _accumulators(model: Any, at_fault: Sequence[Any]) -> Dict[str, Any]:
-    """Returns variables in which a model may add up the gradients that are at fault.
-
-    They are attributes of the model itself, not finite, and of such a gradient's shape.
-    """
+    """Returns bad attributes of a model that may add up the gradients at fault."""
     shapes = {tuple(each.shape) for each in at_fault}
     trained = {id(each) for each in model.trainable_weights}
     return {
@@ -232,14 +219,12 @@ def _accumulators(model: Any, at_fault: Sequence[Any]) -> Dict[str, Any]:
 
 
 def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[str]:
-    """Returns `sentence` with the names of variables that are not finite."""
     kinds = [(variable, _kind_of(model, variable)) for variable in variables]
     faults = [(variable, kind) for variable, kind in kinds if kind]
     return sentence.format(names=_listed(faults)) if faults else None
 
 
 def _kind_of(model: Any, variable: Any) -> str:
-    """Returns "nan" or "inf" if a variable holds one on any replica, else nothing."""
     local = model.distribute_strategy.experimental_local_results
     copies = local(keras_versions.tensor_of(variable))
     # Of a large variable only one number comes from the device to the host.

@@ -42,11 +42,10 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
 
 
 def optimizers_of(model: Any) -> Dict[str, Any]:
-    """Returns the optimizers of a model by the names of its attributes.
+    """Returns the optimizers of a model by the names of its attributes, or raises.
 
-    They are the compiled one, and those in its attributes, as a GAN has them, also in
-    lists and dicts. A single one has an empty name. Raises a TypeError if there is no
-    `LossScaleOptimizer`.
+    They are the compiled one, and those in its attributes, as a GAN has them. A single
+    one has an empty name.
     """
     compiled = getattr(model, "optimizer", None)
     pairs = [("optimizer", compiled), *attributes_of(model)]
@@ -59,11 +58,11 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
         return found if len(found) > 1 else dict(zip([""], found.values()))
     # A user with other optimizers may not know the one that Keras compiles by default.
     others = [
-        f"model.{name.strip('_')} = {each!r}"
+        f"model.{name.strip('_')} = {shown(each)}"
         for name, each in pairs
         if hasattr(each, "apply_gradients") and each is not compiled
     ]
-    got = ", ".join(others) or repr(compiled)
+    got = ", ".join(others) or shown(compiled)
     why = (
         _WRAPPED_BY_KERAS
         if keras_versions.is_own_wrapper(compiled) and not others

@@ -23,7 +23,6 @@ class Reading(NamedTuple):
     loss_scale: float
     skipped: int
     applied: int
-    #: The steps that the optimizer skipped itself, and why.
     skips: Skips = Skips()
     #: The greatest magnitude of the last step's unscaled gradients, infinite if it was
     #: skipped. None: the loss scale does not keep it.
@@ -36,10 +35,7 @@ class Reading(NamedTuple):
 
     @property
     def headroom(self) -> Optional[float]:
-        """How many doublings the largest scaled gradient is below 65504.
-
-        None if unknown: it is not kept, the step was skipped, or all gradients were 0.
-        """
+        """Doublings of the largest scaled gradient below 65504, or None: not known."""
         if self.largest is None or not 0.0 < self.largest < math.inf:
             return None
         return math.log2(FLOAT16_MAX / self.largest) - math.log2(self.loss_scale)
@@ -66,16 +62,7 @@ def read(optimizer: Any) -> Reading:
 
 
 class Readings:
-    """What was read of an optimizer since training began.
-
-    Attributes:
-      first: The reading from when training began.
-      last: The last reading.
-      lowest: The lowest loss scale that was read.
-      highest: The highest.
-      largest: The largest gradient of the last good step that was read. NaN: unknown.
-      headroom: The last headroom that was known. NaN: none was.
-    """
+    """What was read of an optimizer since training began. NaN: not known."""
 
     def __init__(self, reading: Reading, before: Optional[Readings] = None) -> None:
         self.first = self.last = reading
@@ -125,7 +112,6 @@ class Batches:
             self._every *= 2
 
     def _taken(self) -> List[Any]:
-        """Returns counts of the steps that were taken, on the device."""
         applied = tf.identity(keras_versions.tensor_of(self._optimizer.applied_steps))
         return [applied, self._optimizer.engine.record.counts()]
 

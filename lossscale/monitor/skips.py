@@ -8,10 +8,7 @@ from lossscale.optimizer.record import GRADIENTS, KEPT, LEFT_OUT, Record
 
 
 class Skips(NamedTuple):
-    """Which steps one optimizer skipped since this process began, and why.
-
-    Those of other optimizers that share its loss scale do not count.
-    """
+    """Which steps an optimizer itself skipped since this process began, and why."""
 
     total: int = 0
     #: Those of them at which the unscaled loss was not finite.
@@ -32,10 +29,7 @@ class Skips(NamedTuple):
 
 
 def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
-    """Returns what a record tells of an optimizer that has applied so many steps.
-
-    `in_a_row` is the loss scale's count of steps skipped since its last good one.
-    """
+    """Returns what a record says. `in_a_row` is the loss scale's own count."""
     (gradients, inf, nan, left_out), last = record.skipped()
     total = gradients + inf + nan + left_out
     number, run, losses = applied + total, 0, 0
@@ -45,7 +39,7 @@ def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
             break
         losses += losses == run and reason != GRADIENTS
         run += 1
-    # Of more steps than are kept, those of the loss scale are told.
+    # The record has only the last steps. Of more, the loss scale's count is used.
     run, losses = (
         in_a_row if each == KEPT else min(each, in_a_row) for each in (run, losses)
     )

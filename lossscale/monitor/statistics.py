@@ -28,9 +28,9 @@ from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Tensor, Variable
 
 _RESTORED = """\
-Variables that are not trained, as BatchNormalization's statistics, held inf or NaN \
-after a batch, and were put back to their values from before it: {names}. The summary \
-line at the end of training reports how many such batches there were."""
+Variables that are not trained, such as BatchNormalization's statistics, held inf or \
+NaN after a batch, and were put back to their values from before it: {names}. The \
+summary line at the end of training reports how many such batches there were."""
 
 
 class Statistics:
@@ -80,7 +80,7 @@ class Statistics:
             skipped_now: List[Tensor],
         ) -> Tuple[List[Tensor], Tensor, List[Tensor], Tensor]:
             now, applied_now = values(), steps()
-            # Some inner optimizers, as larq's CaseOptimizer, never count their steps.
+            # Some inner optimizers (larq's CaseOptimizer) never count their steps.
             is_skipped = tf.reduce_any(tf.stack(skipped_now) != tf.stack(skipped))
             is_uncounted = tf.logical_and(applied_now < 1, tf.logical_not(is_skipped))
             is_newer = tf.logical_or(applied_now != applied, is_uncounted)

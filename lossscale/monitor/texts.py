@@ -69,10 +69,10 @@ This loss scale checks no gradient, so a step that overflows is applied, too: \
 FixedLossScale(S, skip_nonfinite=True) skips it, and a DynamicLossScale also falls."""
 )
 STATISTICS = """\
-Variables that are not trained, as BatchNormalization's statistics, hold inf or NaN: \
-{names}. Skipping a step does not undo what its forward pass did to them, and later \
-steps cannot repair them: predictions are lost. Go back to a checkpoint, or reset \
-them, and keep the data and that layer's inputs finite. \
+Variables that are not trained, such as BatchNormalization's statistics, hold inf or \
+NaN: {names}. Skipping a step does not undo what its forward pass did to them, and \
+later steps cannot repair them: predictions are lost. Go back to a checkpoint, or \
+reset them, and keep the data and that layer's inputs finite. \
 LossScaleMonitor(restore_statistics=True) puts them back after each such step."""
 SEARCHED = """\
 Since training began, it was read between {low} and {high}."""
@@ -88,7 +88,7 @@ LARGEST_NOT_KEPT = """\
 The largest gradient is not known: LossScaleMonitor(check_underflow=True) keeps it."""
 BAD_LOSSES = """\
 {steps} skipped because the loss{name} was {kinds} before it was scaled{where}{rows}."""
-RULE_WAS_TOLD = """\
+BAD_LOSS_COUNTED = """\
 Each of these steps counted as an overflow, though no loss scale is at fault: it was \
 {before} when the epoch began, and is {now}. \
 LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""

@@ -1,11 +1,4 @@
-"""One optimizer that a monitor watches: when to warn, and what its messages say.
-
-```
-read      the optimizer's counters and loss scale, now and then: `reading`
-diagnose  why steps were skipped: `diagnosis`
-say       what was found, once: `texts`
-```
-"""
+"""One optimizer that a monitor watches: when to warn, and what its messages say."""
 
 from __future__ import annotations
 
@@ -31,12 +24,8 @@ class Watched:
     """One optimizer that a monitor watches: its readings, and when to warn.
 
     Attributes:
-      optimizer: A `LossScaleOptimizer`.
       name: The prefix of its messages and logs; empty if it is the only one.
       shares: Whether another watched optimizer shares its loss scale.
-      readings: What was read of it since training began.
-      batches: The batches of this epoch.
-      skipped_in_epoch: Whether the last epoch that ended skipped a step.
     """
 
     readings: Readings
@@ -50,18 +39,18 @@ class Watched:
         self._patience = patience
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
-        self._told_of_underflow = self._told_of_spike = False
-        self._told_of_losses = self._told_of_many = False  # in this epoch
+        self._warned_of_underflow = self._warned_of_spike = False
+        self._warned_of_losses = self._warned_of_many = False  # in this epoch
         self._judged_skips = 0
 
     def begin(self, reading: Reading) -> None:
         """Begins, or begins again. Then it reports a stall that continues once more."""
         self.readings = Readings(reading, vars(self).get("readings"))
         self._judged = self._epoch_began = reading
-        self._told: Optional[int] = None
-        self._told_of_weights = False
+        self._reported: Optional[int] = None
+        self._warned_of_weights = False
         self.batches = Batches(self.optimizer)
-        self._told_of_losses = self._told_of_many = False
+        self._warned_of_losses = self._warned_of_many = False
 
     def see(self, reading: Reading) -> None:
         self.readings.add(reading)
@@ -87,15 +76,11 @@ class Watched:
         if not is_stall and own.bad_losses < _BAD_LOSSES:
             return False
         # The number of steps skipped before it identifies each run of skipped steps.
-        told, self._told = self._told, own.nonfinite - own.in_a_row
-        return told != self._told
+        reported, self._reported = self._reported, own.nonfinite - own.in_a_row
+        return reported != self._reported
 
     def stall(self, model: Any, logs: Any, but: Sequence[Any]) -> Optional[str]:
-        """Returns the message about a stall, None if there is none now.
-
-        It says what happened, what was seen, one cause and what to do, and which
-        statistics are not finite, `but` those that began so.
-        """
+        """Returns the message about a stall, or None. `but`: what began as infinite."""
         if not self.is_stall():
             return None
         skips = self.readings.last.skips
@@ -120,13 +105,10 @@ class Watched:
         return left if left > 0 else self._patience
 
     def underflow(self, model: Any = None) -> Optional[str]:
-        """Returns the message about underflow after an epoch, None if there is none.
-
-        None of a `model` of which no layer computes in float16.
-        """
+        """Returns the message about underflow after an epoch, or None."""
         before, now = self._epoch_began, self.readings.last
         self._epoch_began = now
-        self._told_of_losses = self._told_of_many = False
+        self._warned_of_losses = self._warned_of_many = False
         self.batches = Batches(self.optimizer)
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
@@ -136,11 +118,11 @@ class Watched:
         elif now.headroom is not None:
             self._epochs += 1
             self._least = min(self._least, now.headroom)
-        if self._told_of_underflow or self._epochs < self._patience:
+        if self._warned_of_underflow or self._epochs < self._patience:
             return None
         if model and not diagnosis.computes_in_float16(self.optimizer, model):
             return None
-        self._told_of_underflow = True
+        self._warned_of_underflow = True
         least = math.floor(self._least)
         possible = 2.0 ** (math.floor(math.log2(now.loss_scale) + self._least) - 1)
         return self._named(
@@ -155,10 +137,7 @@ class Watched:
         )
 
     def bad_batches(self, model: Any, epoch: Optional[int], logs: Any) -> Optional[str]:
-        """Returns the message about bad losses and left out steps, once in each epoch.
-
-        `epoch` is the epoch's number as `fit` shows it. None: unknown.
-        """
+        """Returns the message about bad losses and left out steps, once an epoch."""
         before, now, scale = (
             self._epoch_began,
             self.readings.last,
@@ -181,13 +160,13 @@ class Watched:
             hidden = diagnosis.of_input(
                 self.optimizer, model, self.readings, self.batches
             )
-        if self._told_of_losses or not (count or left_out or hidden):
+        if self._warned_of_losses or not (count or left_out or hidden):
             return None
-        self._told_of_losses = True
+        self._warned_of_losses = True
         said = [f"Epoch {epoch}:"] if epoch is not None else []
         if count:
             where = self.batches.where([number for number, _ in bad])
-            # If each loss is bad, it is not the rows: a stall is told.
+            # If each loss is bad, it is not the rows: a stall is reported.
             rows = ": look at these rows" if skips.bad_losses < _BAD_LOSSES else ""
             said.append(
                 texts.BAD_LOSSES.format(
@@ -203,7 +182,7 @@ class Watched:
             )
             if can_change(scale) and not self.optimizer.engine.skips_losses:
                 said.append(
-                    texts.RULE_WAS_TOLD.format(
+                    texts.BAD_LOSS_COUNTED.format(
                         before=scale_text(before.loss_scale),
                         now=scale_text(now.loss_scale),
                     )
@@ -216,15 +195,12 @@ class Watched:
         return self._named(" ".join(said))
 
     def many_bad_losses(self) -> Optional[str]:
-        """Returns the message about bad losses that lowered the loss scale.
-
-        Once in each epoch, with nonfinite_loss="skip".
-        """
+        """Returns the message about bad losses that counted, once in each epoch."""
         before, now = self._epoch_began, self.readings.last
         count = now.counted_losses - before.counted_losses
-        if self._told_of_many or not count:
+        if self._warned_of_many or not count:
             return None
-        self._told_of_many = True
+        self._warned_of_many = True
         return self._named(
             texts.MANY_BAD_LOSSES.format(
                 counted="1 of them counted as an overflow"
@@ -236,17 +212,17 @@ class Watched:
         )
 
     def unchecked(self, model: Any) -> Optional[str]:
-        """Returns the message about weights that nothing keeps finite, once."""
-        if self._told_of_weights or self.optimizer.loss_scale.checks_gradients:
+        """Returns the message about weights that are not finite, once."""
+        if self._warned_of_weights or self.optimizer.loss_scale.checks_gradients:
             return None
         found = diagnosis.of_weights(model)
-        self._told_of_weights = bool(found)
+        self._warned_of_weights = bool(found)
         return found and self._named(found)
 
     def spike(self) -> Optional[str]:
-        if self._told_of_spike or not self._spikes:
+        if self._warned_of_spike or not self._spikes:
             return None
-        self._told_of_spike = True
+        self._warned_of_spike = True
         return self._named(texts.SPIKE.format(last=self._last_spike))
 
     def _named(self, message: str) -> str:
@@ -254,7 +230,6 @@ class Watched:
 
     @property
     def _spikes(self) -> int:
-        """How many spikes were skipped since training began."""
         return (self.readings.last.spikes or 0) - (self.readings.first.spikes or 0)
 
     @property
@@ -271,7 +246,6 @@ class Watched:
 
     @property
     def _unit(self) -> str:
-        """Text that says what a step is, empty unless gradients accumulate."""
         steps = getattr(self.optimizer, "gradient_accumulation_steps", None)
         text = f" (each a batch, with gradient_accumulation_steps={steps})"
         return text if steps else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from lossscale.arguments import shown
 from lossscale.scales.uses import unguarded
 
 
@@ -45,7 +46,7 @@ def answered(*names: str, doc: str = "") -> Any:
         if hasattr(self, "_engine"):
             raise AttributeError(
                 "The loss scale's settings must be arguments of LossScaleOptimizer, "
-                f"got {value!r} for an attribute. Write LossScaleOptimizer("
+                f"got {shown(value)} for an attribute. Write LossScaleOptimizer("
                 "inner_optimizer, DynamicLossScale(...)), or, to set the value, "
                 "optimizer.loss_scale.current_loss_scale.assign(...)."
             )

@@ -28,55 +28,38 @@ class LossScaleOptimizer:
     model.compile(optimizer, loss="mse")  # does not wrap it again
     ```
 
-    In a custom loop, scale the loss and apply its gradients, which unscales them. To
-    see or clip the true gradients, unscale them first:
-
-    ```
-    with tf.GradientTape() as tape:
-        loss = ...
-        scaled_loss = optimizer.scale_loss(loss)
-    grads = tape.gradient(scaled_loss, variables)
-    grads = optimizer.get_unscaled_gradients(grads)       # optional
-    grads, _ = tf.clip_by_global_norm(grads, 1.0)         # only after the line above
-    optimizer.apply_gradients(zip(grads, variables))
-    ```
+    In a custom loop, call `scale_loss`, and apply the gradients, which unscales them.
+    To clip them, call `get_unscaled_gradients` first: docs/custom-loops.md.
 
     A step is applied only if the gradients were finite on every replica when they were
-    unscaled, and are finite after the replicas' gradients were added up. Otherwise
-    nothing changes on any replica but the loss scale's own state.
+    unscaled, and their sum over the replicas is finite. Otherwise nothing changes on
+    any replica but the loss scale's own state.
 
     Args:
-      inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
-      loss_scale: A name such as `"dynamic"`, a number, a `LossScale`, or whatever else
-        `lossscale.get` accepts. Several optimizers may share one. `FixedLossScale(S)`
-        checks nothing, so that all steps are applied.
+      inner_optimizer: A Keras optimizer that is not wrapped yet.
+      loss_scale: What `lossscale.get` accepts: a name such as `"dynamic"`, a
+        `LossScale`, or a number, which applies all steps. Several optimizers may share
+        one.
       name: A string, the optimizer's name.
-      dynamic: A boolean, Keras 2's argument instead of `loss_scale`: False means
-        `FixedLossScale(initial_scale)`.
-      initial_scale: A number, Keras's name for the first value of the loss scale.
+      dynamic: A boolean, Keras 2's argument: False means a fixed `initial_scale`.
+      initial_scale: A number, Keras's name for the first loss scale.
       dynamic_growth_steps: An integer, Keras's name for `increment_period`.
-      communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange their
-        gradients while these are still scaled, or None: their own dtypes.
-      nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls if the loss
-        itself, before it was scaled, was NaN or infinite. Such a step is skipped in any
-        case, and no loss scale helps. With `"skip"` a few such losses are ignored, but
-        if there are many, some count as overflows.
-      **kwargs: Keras 3's other arguments, at their defaults. Set the inner optimizer's
-        instead.
+      communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange
+        gradients (docs/replicas.md), or None: their own dtypes.
+      nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls at a skipped
+        step whose unscaled loss was NaN or infinite (docs/bad-batches.md).
+      **kwargs: Keras 3's other arguments, at their defaults.
 
     Attributes:
-      inner_optimizer: The optimizer that is wrapped. Its settings, such as
-        `learning_rate` and `clipnorm`, are the wrapper's, too.
+      inner_optimizer: The wrapped optimizer. Its settings, such as `learning_rate`, are
+        the wrapper's, too.
       iterations: Integer variable of shape `[]`, how many updates were applied.
 
     Raises:
-      TypeError: An argument has the wrong type, or replaces another one that was given,
-        too.
-      ValueError: An argument is out of range, or the inner optimizer cannot be wrapped:
-        it is wrapped already, clips gradients that it computes itself, or sums them in
-        a way that `communication_dtype` cannot follow.
+      TypeError: An argument has the wrong type, or is given under two names.
+      ValueError: An argument is out of range, or `inner_optimizer` cannot be wrapped.
 
-    Source: Keras 2's and Keras 3's `LossScaleOptimizer`; see the page *Origins*.
+    Source: Keras's own `LossScaleOptimizer`: docs/origins.md.
     """
 
     #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.
@@ -94,7 +77,6 @@ class LossScaleOptimizer:
     __signature__ = wrappers.Signature()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Picks the wrapper for the Keras that the inner optimizer belongs to."""
         if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
@@ -251,7 +233,8 @@ class LossScaleOptimizer:
         is_ours = getattr(type(self), name, None) is LossScaleOptimizer.loss_scale
         if is_ours:  # Keras 3 would track the value before the property refuses it
             raise AttributeError(
-                f"`loss_scale` must not be set, got {value!r} for the attribute. Write "
+                "`loss_scale` must not be set, got "
+                f"{arguments.shown(value)} for the attribute. Write "
                 "optimizer = optimizer.with_loss_scale(...), or, to set the value, "
                 "optimizer.loss_scale.current_loss_scale.assign(...)."
             )
@@ -260,8 +243,9 @@ class LossScaleOptimizer:
         is_ours = is_ours or hasattr(self, name)
         if not is_ours and hasattr(getattr(self, "inner_optimizer", None), name):
             raise AttributeError(
-                f"`{name}` must be set on the inner optimizer, got {value!r} for the "
-                f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
+                f"`{name}` must be set on the inner optimizer, got "
+                f"{arguments.shown(value)} for the wrapper. Write "
+                f"optimizer.inner_optimizer.{name} = ..."
             )
         super().__setattr__(name, value)
 
@@ -352,21 +336,15 @@ class LossScaleOptimizer:
         """Returns an optimizer that continues from this one with another loss scale.
 
         It takes over the inner optimizer, and so `iterations`, slots and the learning
-        rate. Use it instead of this one, which raises an error from now on. So compile
-        the model with it, and create functions and `tf.train.Checkpoint`s again:
+        rate. This one raises an error from now on. So compile the model with the new
+        one, and create functions and `tf.train.Checkpoint`s again: docs/setting.md.
 
         ```
         scale = lossscale.FixedLossScale(float(optimizer.loss_scale), True)
-        optimizer = optimizer.with_loss_scale(scale)
-        model.compile(optimizer, loss="mse")
+        model.compile(optimizer.with_loss_scale(scale), loss="mse")
         ```
 
-        A `tf.function` that was traced before keeps using the old loss scale. To set
-        only the value of a dynamic loss scale, which such functions read, write
-        `optimizer.loss_scale.current_loss_scale.assign(1024.0)`.
-
-        Call it eagerly, between two steps, in the scope of the strategy. Optimizers
-        that share a loss scale share the new one if you pass it to each.
+        Call it eagerly, between two steps, in the scope of the strategy.
 
         Args:
           loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)`
@@ -378,8 +356,8 @@ class LossScaleOptimizer:
 
         Raises:
           TypeError: `loss_scale` is no loss scale.
-          ValueError: `loss_scale` is out of range, or is a `FixedLossScale` that checks
-            nothing with `communication_dtype`.
+          ValueError: `loss_scale` is out of range, or checks nothing although
+            `communication_dtype` needs that.
           RuntimeError: It is called in a graph or under a ParameterServerStrategy, or
             this optimizer was replaced already.
         """

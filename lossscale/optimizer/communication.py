@@ -46,8 +46,7 @@ def refuse_dtype(dtype: str) -> None:
 def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     """Returns the sum of all replicas' gradients, still scaled and equal on all.
 
-    Whether what was unscaled had overflowed crosses with it: the sum does not show an
-    overflow that was clipped since then. Call it in replica context.
+    Earlier overflows cross with it, since clipping may have hidden them.
     """
     refuse_dtype(dtype)
     if replicas.count() == 1:
@@ -86,7 +85,6 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
 
 
 def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
-    """Returns a gradient as it crosses: times `factor`, in the narrower dtype."""
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):

@@ -1,7 +1,4 @@
-"""Dialect: what one Keras's optimizers are called, hold and save.
-
-The wrappers of a Keras hold one; all that they have in common is in `base`.
-"""
+"""Dialect: what one Keras's optimizers are called, hold and save."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.arguments import shown
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads
 
@@ -43,14 +41,13 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def recognizes(self, inner_config: Dict[str, Any]) -> bool:
-        """Tells whether a config is that of one of these optimizers."""
+        """Whether a config is that of one of these optimizers."""
 
     @abc.abstractmethod
     def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
         """Returns a new optimizer."""
 
     def serialize(self, inner: Any) -> Any:
-        """Returns what `deserialize` takes."""
         return self.keras.optimizers.serialize(inner)
 
     def applied_steps(self, inner: Any) -> Any:
@@ -69,10 +66,7 @@ class Dialect(abc.ABC):
             vars(each).pop(self.summing_methods[-1], None)
 
     def refuse_own_sum(self, dtype: Optional[str], inner: Any) -> None:
-        """Raises if an optimizer sums gradients in its own way, and is given a dtype.
-
-        It must sum them as its base class does, by a method that can be replaced.
-        """
+        """Raises if a dtype is given, and the optimizer's sum cannot be replaced."""
         if dtype is None:
             return
         name = "gradient_accumulation_steps"  # Keras 3's
@@ -98,11 +92,10 @@ class Dialect(abc.ABC):
             return
         raise ValueError(
             "`communication_dtype` must be None if the inner optimizer sums gradients "
-            f"in its own way, got {dtype!r} and {inner!r}, which {way}."
+            f"in its own way, got {dtype!r} and {shown(inner)}, which {way}."
         )
 
     def has_own_sum(self, inner: Any) -> bool:
-        """Tells whether an optimizer, or one in it, sums gradients in its own way."""
         return any(
             getattr(type(each), name, None)
             is not getattr(self.optimizer_class, name, None)
@@ -150,8 +143,8 @@ class InnerSum:
         if self._missing > 0 and not self._inside:
             raise ValueError(
                 "`communication_dtype` must be None if the inner optimizer applies "
-                f"gradients in its own way, got {self._optimizer!r}, which does not "
-                f"call {self._method} for each. Leave out `communication_dtype`."
+                f"gradients in its own way, got {shown(self._optimizer)}, which does "
+                f"not call {self._method} for each. Leave out `communication_dtype`."
             )
 
     def _leave_out(self, add_up: Callable[[Any], Any], grads_and_vars: Any) -> Any:

@@ -1,8 +1,4 @@
-"""LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of.
-
-The wrappers of Keras 2, Keras 3 and `tf.compat.v1` each hold one. Nothing here asks
-which Keras it is: `keras_versions` finds the names of variables of each.
-"""
+"""LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of."""
 
 from __future__ import annotations
 
@@ -44,31 +40,29 @@ class LossScaleEngine(tf.Module):
         loss = ...
         scaled_loss = engine.scale_loss(loss)
     grads = tape.gradient(scaled_loss, variables)
-    grads = engine.unscale(grads)                         # optional, as to clip them
+    grads = engine.unscale(grads)                         # optional, to clip them
     engine.apply(grads, variables, apply_fn)              # calls apply_fn, or skips
     ```
 
-    All rules are those of `LossScaleOptimizer`, which holds an engine. Your optimizer
-    keeps its own slots. A checkpoint of an engine holds the loss scale and
-    `applied_steps`, and with `nonfinite_loss="skip"` how many bad losses were ignored.
+    All rules are those of `LossScaleOptimizer`, which holds an engine. A checkpoint
+    holds the loss scale and `applied_steps`; your optimizer saves its own slots.
+    docs/custom-loops.md has a program.
 
     Args:
-      loss_scale: Anything but None that `lossscale.get` takes. Engines may share one:
+      loss_scale: Whatever `lossscale.get` accepts, except None. Engines may share one:
         it counts a step as bad if the gradients of any of them were not finite.
-      communication_dtype: As in `LossScaleOptimizer`. If it is given, `apply` adds the
-        gradients up over the replicas, and your function must not.
-      nonfinite_loss: As in `LossScaleOptimizer`.
+      communication_dtype: `"float16"`, `"bfloat16"` or None: see `LossScaleOptimizer`.
+        If it is given, `apply` adds the gradients up, and your function must not.
+      nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`.
 
     Raises:
       TypeError: An argument has the wrong type.
-      ValueError: An argument is out of range, or does not go with the loss scale or the
+      ValueError: An argument is out of range, or does not fit the loss scale or the
         strategy.
 
-    Source: the names and order of the step are those of Keras 3.15's
-    `src/optimizers/loss_scale_optimizer.py`. That it stands alone is ours.
+    Source: Keras 3's `LossScaleOptimizer`: docs/origins.md.
     """
 
-    #: Whether another engine has taken the place of this one.
     _is_replaced = False
     #: The variable of applied steps, if nobody else counts them.
     _counted: Optional[Variable] = None
@@ -86,6 +80,7 @@ class LossScaleEngine(tf.Module):
             nonfinite_loss=nonfinite_loss,
             applied_steps=lambda: self._counted,
         )
+        self.division.witness.note_kind(self.division, type(self).__name__)
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
@@ -94,7 +89,6 @@ class LossScaleEngine(tf.Module):
 
     @classmethod
     def _of_wrapper(cls, *args: Any, **kwargs: Any) -> LossScaleEngine:
-        """Returns the engine of one of our wrappers: see `_set_up`."""
         engine = cls.__new__(cls)
         engine._set_up(*args, **kwargs)
         return engine
@@ -147,7 +141,6 @@ class LossScaleEngine(tf.Module):
             self.record.kept["bad_losses_counted"] = ignored_losses.counted
 
     def _usable(self, loss_scale: Any) -> LossScale:
-        """Returns the loss scale that an argument stands for. Raises if it is none."""
         usable = serialization.get(loss_scale)
         if usable is None:
             raise TypeError(
@@ -159,15 +152,17 @@ class LossScaleEngine(tf.Module):
         if self.communication_dtype == "float16":
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
-                f"communication_dtype='float16', got {usable!r}: a sum that overflows "
-                "would make weights infinite. Write FixedLossScale(..., "
-                "skip_nonfinite=True), or communication_dtype='bfloat16'."
+                f"communication_dtype='float16', got a {type(usable).__name__} that "
+                "checks none: a sum that overflows would make weights infinite. Write "
+                "FixedLossScale(..., skip_nonfinite=True), or "
+                "communication_dtype='bfloat16'."
             )
         if self.skips_losses:
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
-                f"nonfinite_loss='skip', got {usable!r}, with which every step is "
-                "applied. Write FixedLossScale(..., skip_nonfinite=True)."
+                f"nonfinite_loss='skip', got a {type(usable).__name__} that checks "
+                "none, with which every step is applied. Write "
+                "FixedLossScale(..., skip_nonfinite=True)."
             )
         return usable
 
@@ -178,7 +173,6 @@ class LossScaleEngine(tf.Module):
         return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
 
     def _saved(self) -> Dict[str, Variable]:
-        """Returns variables of its own that files hold, by their names there."""
         ignored_losses = self.division.ignored_losses
         return {} if ignored_losses is None else ignored_losses.saved
 
@@ -302,7 +296,6 @@ class LossScaleEngine(tf.Module):
         return self.record.spike()
 
     def _check_can_be_replaced(self) -> None:
-        """Raises unless `_replace` works here and now."""
         if self._is_replaced:
             self._refuse()
         if self.division.state is None or not mode.current().knows_values:
@@ -322,12 +315,10 @@ class LossScaleEngine(tf.Module):
         other._is_replaced = True
 
     def _take_level_of(self, other: LossScaleEngine) -> None:
-        """Takes over what another engine knows of bad losses. Call it eagerly."""
         for name, variable in self._saved().items():
             variable.assign(tf.convert_to_tensor(other._saved()[name]))
 
     def _refuse(self) -> None:
-        """Raises, since another engine has taken the place of this one."""
         raise RuntimeError(
             "This optimizer must not take steps after `with_loss_scale`, which has "
             "replaced it. Use the optimizer that it returned: write "

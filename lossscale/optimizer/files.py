@@ -77,10 +77,7 @@ def in_order(variables: List[Variable]) -> List[Variable]:
 
 
 def under_names(variables: List[Variable], loss_scale: LossScale) -> List[Variable]:
-    """Returns variables, each under its name in files.
-
-    Keras 2 writes an .h5 file by these names, and only one value of each.
-    """
+    """Returns variables under their names in files, as Keras 2 writes .h5 files."""
     own = {id(v): name for name, v in names_in_files(loss_scale).items()}
     return [
         variable
@@ -91,10 +88,9 @@ def under_names(variables: List[Variable], loss_scale: LossScale) -> List[Variab
 
 
 def is_count_of(count: int, inner: List[Variable], own: List[Variable]) -> bool:
-    """Tells whether a file without names that holds so many variables is one of ours.
+    """Whether a file without names that holds so many variables is one of ours.
 
-    `inner` are the inner optimizer's variables, and `own` the wrapper's. Older releases
-    did not write the newest ones.
+    Older releases did not write the newest of the wrapper's `own` variables.
     """
     names = [plain_name(variable) for variable in own]
     newer = sum(name in SINCE_3_1_0 for name in names)
@@ -148,7 +144,7 @@ tf.register_tensor_conversion_function(Renamed, _as_tensor, 0)
 
 
 def holds(store: Any, name: str) -> bool:
-    """Tells whether a file holds a value of this name, or of this path."""
+    """Whether a file holds a value of this name, or of this path."""
     folder, _, path = name.partition("/")
     if folder not in store.keys():  # noqa: SIM118 - Keras 3.3's store has no `in`
         return False
@@ -159,7 +155,7 @@ def holds(store: Any, name: str) -> bool:
 
 
 def fits(variable: Any, value: Any) -> bool:
-    """Tells whether a variable can hold a value, and holds values of that kind."""
+    """Whether a variable can hold a value, and holds values of that kind."""
     held, given = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
     if not given.shape.is_compatible_with(variable.shape):
         return False
@@ -179,10 +175,7 @@ def load_what_is_there(inner: Any, store: Any) -> None:
 
 
 def set_when_built(inner: Any, values: List[Any]) -> None:
-    """Sets the values of an optimizer that has no slots yet.
-
-    `iterations` and the learning rate are set now, slots as soon as they are created.
-    """
+    """Sets the values of an optimizer: its slots as soon as they are created."""
     now = inner.variables
     for variable, value in zip(now, values):
         variable.assign(value)

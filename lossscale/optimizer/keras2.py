@@ -1,9 +1,8 @@
 """LossScaleOptimizer for Keras 2: for its legacy optimizers and for its new ones.
 
-Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. It has a loss
-scale wrapper for each generation of optimizers, and `compile` looks for these classes.
-So our wrappers derive from them, once for each Keras 2, when this module is imported or
-when a Keras 2 is imported later.
+Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. `compile` looks
+for its own wrapper, one for each generation of optimizers. So ours derive from these,
+once for each Keras 2 that is imported.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class Keras2Dialect(Dialect):
     ) -> Tuple[Bundle, List[Variable]]:
         """Returns gradients as the optimizer itself sums them, and their variables.
 
-        If a gradient was not finite before, the step is skipped, whatever it returns.
         It may wait for the other replicas, so it is called at every step.
         """
         grads, now = unscale_and_check(bundle)
@@ -191,7 +189,6 @@ class Keras2Base(LossScaleOptimizer):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The optimizer's name."""
         return self._given_name
 
     def build(self, var_list: Sequence[Variable]) -> None:
@@ -262,25 +259,19 @@ class Keras2Base(LossScaleOptimizer):
         self._dialect.keras.backend.batch_set_value(pairs)
 
     def _own_variables(self) -> List[Variable]:
-        """Returns the loss scale's variables, then the engine's."""
         saved = self._engine._saved().values()
         return files.in_order([*self.loss_scale.variables, *saved])
 
     def _all_variables(self) -> List[Variable]:
-        """Returns the inner optimizer's variables, then the loss scale's."""
         inner = self._dialect.variables_of(self.inner_optimizer)
         return [*inner, *self._own_variables()]
 
     def _listed_variables(self) -> List[Variable]:
-        """Returns `_all_variables`, each under its name in files."""
         return files.under_names(self._all_variables(), self.loss_scale)
 
 
 class _Name(str):
-    """The name of a wrapper's class, of which `lower()` returns another name.
-
-    `convert_to_legacy_optimizer` would find Keras's own wrapper by this one.
-    """
+    """A class's name, whose `lower()` Keras does not take for its own wrapper's."""
 
     __slots__ = ()
 
@@ -314,12 +305,10 @@ class _Legacy(Keras2Base):
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
     def variables(self) -> List[Variable]:
-        """Returns the inner optimizer's variables, then the loss scale's."""
         return self._listed_variables()
 
     @property
     def weights(self) -> List[Variable]:
-        """The inner optimizer's variables, then the loss scale's."""
         return self._listed_variables()
 
 
@@ -358,7 +347,6 @@ class _New(Keras2Base):
 
     @property
     def variables(self) -> Any:
-        """The inner optimizer's variables, then the loss scale's."""
         return CallableList(self._listed_variables())
 
     @property
@@ -393,7 +381,6 @@ class CallableList(List[Any]):
 
 
 def _mix_into(keras: Any) -> None:
-    """Makes and registers the wrappers for one Keras 2."""
     for is_legacy, base, optimizer_class in keras_versions.generations(keras):
         mixin: Type[Keras2Base] = _Legacy if is_legacy else _New
         dialect = (LegacyDialect if is_legacy else NewDialect)(keras, optimizer_class)

@@ -29,9 +29,8 @@ _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_coun
 _OF_SCALED_GRADIENTS = {"outputs_grad_scale", "outputs_grad_amax_history"}
 
 _BARE_CHECKPOINT = """\
-The checkpoint that you restored into this optimizer was written by an optimizer \
-without loss scaling. None of its state was restored. Restore the checkpoint into \
-`optimizer.inner_optimizer`:
+LossScaleOptimizer restored nothing from your checkpoint, which an optimizer without \
+loss scaling has written. Restore the checkpoint into `optimizer.inner_optimizer`:
 
     tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
 """
@@ -236,10 +235,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             witness.note_layer_state(variable, is_scaled)
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
-        """Applies `(gradient, variable)` pairs as `apply` does.
-
-        It ignores `name`, which loops for Keras 2 pass, and returns `iterations`.
-        """
+        """Applies pairs as `apply` does. Ignores `name`, and returns `iterations`."""
         del name
         pairs = list(grads_and_vars)
         if not pairs:
@@ -303,10 +299,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             warn(files.NOT_BUILT)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the loss scale's state.
-
-        It also reads files of Keras's own wrapper and of optimizers without a wrapper.
-        """
+        """Reads the loss scale's state, also from files of other optimizers."""
         keys = set(store.keys())
         variables = self._own_variables()
         newer = {name: variables[name] for name in SINCE_3_1_0 if name in variables}
@@ -346,10 +339,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return super()._lookup_dependency(name, cached_dependencies)
 
     def _own_variables(self) -> Dict[str, Variable]:
-        """Returns the loss scale's variables and the engine's, by their names in files.
-
-        The names that files of 3.0.0 do not hold are the last ones.
-        """
+        """Returns all variables by their names in files, the newest ones last."""
         # Asked each time: a loss scale of the user's may create some at its first step.
         found = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
         newer = {name: found.pop(name) for name in SINCE_3_1_0 if name in found}
@@ -357,10 +347,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
 
 def _is_overwritten(variable: Variable) -> bool:
-    """Tells whether a tape returns a variable's new value in the place of a gradient.
-
-    Float8 layers keep scales and histories of magnitudes in such variables.
-    """
+    """Whether a tape returns a variable's new value, as of a float8 layer's state."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 

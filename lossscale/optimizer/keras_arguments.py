@@ -72,10 +72,7 @@ def plain(config: Any) -> Any:
 
 
 def counts_positions(init: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a constructor: it gets how many arguments came by position.
-
-    They are in `by_position`, less the inner optimizer.
-    """
+    """Decorates a constructor: `by_position` gets how many arguments had no name."""
 
     @functools.wraps(init)
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,7 +155,6 @@ def _by_their_names(
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
-    """Returns the config of the loss scale that the arguments of a Keras mean."""
     scale, steps = theirs.get("initial_scale"), theirs.get("dynamic_growth_steps")
     config: Dict[str, Any] = {}
     if checks.boolean("dynamic", theirs.get("dynamic", True)):
@@ -196,8 +192,8 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
         raise TypeError(
             "`loss_scale` must be one that Keras's own arguments can express, since "
             "the constructor of your class takes only those, got "
-            f"{loss_scale!r}. Give the constructor an argument `loss_scale`, and pass "
-            "it on to super().__init__."
+            f"{shown(loss_scale)}. Give the constructor an argument `loss_scale`, and "
+            "pass it on to super().__init__."
         )
     return theirs
 
@@ -227,7 +223,6 @@ def loss_scale_of(optimizer: Any) -> LossScale:
 
 
 def _read(optimizer: Any, of_keras3: str, of_keras2: str, check: Any) -> Any:
-    """Returns the value of an attribute once `check` took it, None without one."""
     for name in (of_keras3, of_keras2):
         value = getattr(optimizer, name, None)
         if value is not None:

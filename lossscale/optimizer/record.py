@@ -34,7 +34,6 @@ _GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 
 def _without_values(record: Any, *names: str) -> str:
-    """Returns a text with these fields of a record, and its variable's shape."""
     fields = [f"{name}={getattr(record, name)!r}" for name in names]
     shape = tuple(record.variable.shape)
     return f"{type(record).__name__}({', '.join(fields)}, shape={shape})"
@@ -86,10 +85,7 @@ class Spike(NamedTuple):
 
 
 class Record(tf.Module):
-    """Why the last steps of an optimizer were skipped.
-
-    What was at fault is kept for each list of variables that it trains (`Entry`).
-    """
+    """Why the last steps of an optimizer were skipped."""
 
     entries: List[Entry]
     #: How many steps were skipped for each of `REASONS`, then a pair as `skipped`
@@ -156,10 +152,7 @@ class Record(tf.Module):
         return self.entry_of(variables, loss_scale)
 
     def count(self, reason: Scalar) -> Tuple[Op, Scalar]:
-        """Counts a skipped step, for a branch. Returns the op, and the new total.
-
-        `reason` is an `int64` tensor of shape `[]`, the total a `float32` one of `[1]`.
-        """
+        """Counts a skipped step, for a branch. Returns the op, and the new total."""
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for
             applied = keras_versions.tensor_of(self._applied())
         applied = tf.cast(replicas.local_result(applied), tf.int64)
@@ -173,10 +166,7 @@ class Record(tf.Module):
         return op, tf.cast(total + 1, tf.float32)
 
     def counts(self) -> Tensor:
-        """Returns how many steps were skipped for each of `REASONS`, as a tensor.
-
-        The host need not wait for it. A monitor keeps many, and reads few.
-        """
+        """Returns how many steps were skipped for each of `REASONS`, unread."""
         size = len(REASONS)
         if self._skipped is None:
             return tf.zeros([size], tf.int64)
@@ -195,7 +185,6 @@ class Record(tf.Module):
         return counts, [(number, REASONS[reason]) for number, reason in last]
 
     def gradients(self) -> List[NonfiniteGradient]:
-        """Returns the gradients that were not finite at the last bad step."""
         variables, worst = self._last("faults")
         return NonfiniteGradients(
             NonfiniteGradient(keras_versions.variable_name(variable), kind, variable)
@@ -204,12 +193,10 @@ class Record(tf.Module):
         )
 
     def loss(self) -> Optional[str]:
-        """Returns "inf" or "nan" if the unscaled loss was not finite, else None."""
         _, (*_, worst, _) = self._last("faults")
         return _kind(worst)
 
     def spike(self) -> Optional[Spike]:
-        """Returns the last spike that was skipped, None if there was none."""
         variables, (*each, largest, limit, stamp) = self._last("spike")
         if not stamp:
             return None
@@ -217,7 +204,6 @@ class Record(tf.Module):
         return Spike(keras_versions.variable_name(variable), largest, limit, variable)
 
     def _last(self, attribute: str) -> Tuple[List[Variable], List[float]]:
-        """Returns the variables and the numbers of the entry that was written last."""
         pairs = [(each.variables, getattr(each, attribute)) for each in self.entries]
         read = [(of, held.numpy().tolist()) for of, held in pairs if held is not None]
         return max(read, key=lambda pair: pair[1][-1], default=([], [0.0] * 3))
@@ -264,10 +250,7 @@ class Entry:
         return group_ops([counted, self.faults.assign(value, read_value=False)])
 
     def write_left_out(self, bundle: Bundle, check: Check, scale: LossScale) -> Op:
-        """Records a finite step that the loss scale has left out, and counted.
-
-        Of a spike also which gradient was the largest.
-        """
+        """Records a finite step that was left out, and of a spike the gradients."""
         counted, stamp = self.record.count(tf.constant(_LEFT_OUT, tf.int64))
         if self.spike is None:
             return counted
@@ -303,5 +286,4 @@ def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:
 
 
 def _kind(worst: float) -> Optional[str]:
-    """Returns the fault that a worst number tells: "nan", "inf", or None."""
     return "nan" if math.isnan(worst) else "inf" if math.isinf(worst) else None

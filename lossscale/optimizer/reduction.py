@@ -39,10 +39,9 @@ class EqualReplicas:
         return Check(replicas.local_result(contributions), largest=largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """Tells whether an unscaled loss was not finite on any replica.
+        """Whether an unscaled loss was not finite on any replica. For a bad step.
 
-        Called in a branch of bad steps only. A sum of gradients does not show whether
-        those of a good loss overflowed, too.
+        A sum of gradients does not show whether those of a good loss overflowed, too.
         """
         bad = replicas.call_for_each_replica(_bad_losses, bundle)
         return replicas.all_reduce_sum(bad) > 0.0
@@ -89,7 +88,6 @@ class SeveralReplicas:
         return checked, tf.concat([[contribution], slots], 0)
 
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
-        """All-reduces what the replicas contribute. Returns the whole step's check."""
         total, largest = replicas.all_reduce_sum(contributions), None
         # Only the structure of this bundle is used, which is equal on all replicas.
         local = replicas.local_result(bundle)
@@ -113,11 +111,7 @@ class SeveralReplicas:
         return Check(is_finite, None, lambda: worst, largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """Tells whether bad losses alone were at fault.
-
-        A loss was not finite on some replica, and no replica with finite losses
-        overflowed. Called in a branch of bad steps only.
-        """
+        """Whether no replica with finite losses overflowed. For a bad step."""
 
         def faults(local: Bundle) -> Tensor:
             is_bad = local.has_bad_loss()

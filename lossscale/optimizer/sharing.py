@@ -65,7 +65,6 @@ class SharedStep:
         return step
 
     def _continues(self, division: PendingDivision) -> bool:
-        """Tells whether `division` applies in this step, and not in a new one."""
         if division in self.applied:
             # Of the two branches of a `tf.cond` only one runs.
             here, before = branches_here(), self.applied[division]
@@ -73,7 +72,7 @@ class SharedStep:
                 return False
         if not any(self.graph is graph for graph in visible_graphs()):
             return False
-        # Since then somebody may have restored a checkpoint, or set the loss scale.
+        # Since then a checkpoint may have been restored, or the loss scale set.
         values = self.values_after
         return values is None or values == _values(division.loss_scale)
 

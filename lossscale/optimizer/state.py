@@ -41,7 +41,6 @@ class Reading(NamedTuple):
     number: Scalar
 
     def is_at(self, stage: Stage) -> Flag:
-        """Tells whether the step is at a stage."""
         if stage is Stage.NOTHING:
             return tf.equal(self.number, 0.0)
         return self.number > 0.0 if stage is Stage.SCALED else self.number < 0.0
@@ -76,11 +75,9 @@ class StepState:
             self.given = variable(0.0, name="given")
 
     def variables(self) -> Dict[str, Variable]:
-        """Returns the variables by name."""
         return {v.name.split(":")[0]: v for v in vars(self).values()}
 
     def read(self) -> Reading:
-        """Reads the stage."""
         return Reading(tf.convert_to_tensor(self.pending))
 
     def move(
@@ -93,27 +90,21 @@ class StepState:
         self.pending.assign(number, read_value=False)
 
     def note_waiting(self, waits: bool) -> None:
-        """Notes whether gradients of its own loss wait to be applied."""
         self.waiting.assign(float(waits), read_value=False)
 
     def note_given(self, grads: Grads) -> None:
-        """Notes which list `get_unscaled_gradients` was given."""
         number = _number_of(grads)
         if number is not None:
             self.given.assign(number, read_value=False)
 
     def was_given(self, grads: Grads) -> Flag:
-        """Tells whether `get_unscaled_gradients` was given this list last.
-
-        False if the list has no number, or if that is 0.
-        """
+        """Whether `get_unscaled_gradients` is known to have had this list last."""
         number = _number_of(grads)
         if number is None:
             return False
         return tf.logical_and(tf.equal(number, self.given), number != 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
-        """Notes whether unscaled gradients were finite. None: nobody checked them."""
         is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
         now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:
@@ -137,10 +128,7 @@ class StepState:
 
 
 def _number_of(grads: Grads) -> Optional[Scalar]:
-    """Returns the first number of the last dense gradient, None if there is none.
-
-    The last gradient is often that of the output's bias, and so not 0.
-    """
+    """Returns the first number of the last gradient, often a bias's and so not 0."""
     for grad in reversed(grads):
         is_dense = grad is not None and not isinstance(grad, tf.IndexedSlices)
         if is_dense and grad.dtype.is_floating and grad.shape.num_elements():
@@ -149,11 +137,7 @@ def _number_of(grads: Grads) -> Optional[Scalar]:
 
 
 class StepObserver:
-    """Moves the states of all optimizers that share a loss scale, when it is used.
-
-    The loss scale calls it: see `scales.uses.Observer`. What can be seen of values is
-    noted by the witness.
-    """
+    """Moves the states of all optimizers that share a loss scale, when it is used."""
 
     def __init__(self, loss_scale: LossScale) -> None:
         #: The `PendingDivision` of each optimizer that shares it.
@@ -167,7 +151,6 @@ class StepObserver:
 
     @property
     def has_several(self) -> bool:
-        """Whether several optimizers share the loss scale."""
         return len(self.divisions) > 1
 
     @graphs.do_not_convert
@@ -193,7 +176,7 @@ class StepObserver:
                     self.witness.note_last_scale(product.loss_scale)
                 elif division is owner or not self.has_several:
                     state.move(Stage.SCALED, product.loss_scale)
-                else:  # law 2: see `pending`
+                else:  # rule 2: see `pending`
                     is_free = state.waiting < 1.0
                     state.move(Stage.SCALED, product.loss_scale, is_free)
                 if division is owner:
@@ -217,10 +200,7 @@ class StepObserver:
                 state.note_check(None)
 
     def note_restored(self) -> None:
-        """A checkpoint is read into the loss scale: see `LossScale._lookup_dependency`.
-
-        Those of 3.0.0 and older hold no level.
-        """
+        """A checkpoint is read into the loss scale. Those of 3.0.0 hold no level."""
         for division in list(self.divisions):
             if division.ignored_losses is not None:
                 division.ignored_losses.reset()

@@ -27,7 +27,7 @@ class Signature:
 
 
 def is_open(cls: type) -> bool:
-    """Tells whether a class, the public one or a user's, belongs to no Keras yet."""
+    """Whether a class, the public one or a user's, belongs to no Keras yet."""
     return not hasattr(cls, "_dialect")
 
 
@@ -52,7 +52,6 @@ def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _mixed(cls: type, wrapper: Any) -> type:
-    """Returns a class that derives from a user's class and from a Keras's wrapper."""
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names}
     members["_asked_class"] = cls
@@ -67,24 +66,23 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     if wrapper is not None:
         return wrapper
     thing, keras = inner_optimizer, keras_versions.imported("keras")
-    shown = arguments.shown(thing)
     if keras_versions.is_keras3(keras) and isinstance(
         thing, keras.optimizers.Optimizer
     ):
         but_got = (
-            f" on the TensorFlow backend, got {shown} of Keras 3 on the "
+            f" on the TensorFlow backend, got {arguments.shown(thing)} on the "
             f"{keras.config.backend()} backend. Set the environment variable "
             "KERAS_BACKEND=tensorflow before you import Keras."
         )
     elif isinstance(thing, tf.compat.v1.train.Optimizer):
         but_got = (
-            f", got {shown} of tf.compat.v1.train. Wrap that optimizer in "
+            f", got {arguments.shown(thing)} of tf.compat.v1.train. Wrap it in "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
     else:
         but_got = (
-            f", got {shown} of type {type(thing).__name__}. Pass an "
-            "object such as keras.optimizers.Adam(1e-3)."
+            f", got {arguments.typed(thing)}. Pass an object such as "
+            "keras.optimizers.Adam(1e-3)."
         )
     raise TypeError(f"`inner_optimizer` must be a Keras optimizer{but_got}")
 
@@ -147,10 +145,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
 
 
 def _loss_scale_wrapper_in(optimizer: Any) -> Any:
-    """Returns the loss scale wrapper that an optimizer is or holds, None without one.
-
-    Optimizers that delegate to another one keep it under any name.
-    """
+    """Returns the wrapper that an optimizer is or holds, under any name, or None."""
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
     seen, waiting = set(), [optimizer]
     while waiting:

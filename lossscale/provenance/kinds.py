@@ -76,7 +76,7 @@ _FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle", "InTopK", "InTopKV2"}
 #: Operations whose results are numbers, whatever they are given.
 NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank", "Snapshot"}
 _CHOICES = {"Select", "SelectV2"}
-#: A number that is no larger, as an epsilon, counts as 0 where values are compared.
+#: A number no larger than this, such as an epsilon, counts as 0 in a comparison.
 _EPSILON = 1.01e-3
 
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
@@ -170,7 +170,7 @@ def made_of(
 
 
 def is_call(operation: str) -> bool:
-    """Tells whether nothing is known of the results, unless a body can be read."""
+    """Whether nothing is known of the results, unless a body can be read."""
     return operation in _CALLS or operation.startswith("__")  # a function of eager mode
 
 
@@ -182,7 +182,6 @@ def _product(kinds: Sequence[Optional[str]], factors: float) -> str:
 
 
 def _are_at_most(bound: float, numbers: Iterable[Optional[Array]]) -> bool:
-    """Tells whether all numbers are known, and small or infinite."""
     return all(
         n is not None and bool(np.all((np.abs(n) <= bound) | np.isinf(n)))
         for n in numbers

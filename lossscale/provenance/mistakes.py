@@ -39,8 +39,8 @@ first, then change them:
 _READ = """\
 The loss scale was read between `scale_loss` and `apply_gradients`, or other gradients \
 were unscaled by it, and lossscale cannot see whether these gradients were divided by \
-it. They are now divided by it. If your program divided them before, that is once too \
-often. Let the optimizer that applies them divide them:
+it. They are now divided by it. If your code already divided them, they are now \
+divided twice. Replace your division with:
 
     grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
 """
@@ -60,15 +60,12 @@ _TERM = 1000
 
 
 class Reads:
-    """How a program used a loss scale S, which several optimizers may share.
-
-    If S is read while gradients wait, the program may divide them by it.
-    """
+    """How a program used a loss scale S, by which it may divide gradients itself."""
 
     def __init__(self) -> None:
         self.ever_unscaled = False
         #: Whether a graph adds a term that depends on weights to what is scaled. None:
-        #: nobody looks any more, since that was warned of, or since S was read as a
+        #: not looked for any more, since that was warned of, or since S was read as a
         #: number, by which the term may have been multiplied.
         self.adds_a_term: Optional[bool] = False
         self._begin(harmless=1.0)
@@ -79,7 +76,6 @@ class Reads:
         self.harmless, self.tensors, self.numbers = harmless, 0, 0
 
     def loss_scaled(self) -> None:
-        """A loss was scaled, and its gradients wait."""
         self._begin(harmless=0.0)
 
     def unscaled(self) -> None:
@@ -98,7 +94,6 @@ class Reads:
             self.numbers = 0
 
     def read_as_number(self) -> None:
-        """S was read as a Python number."""
         self.numbers += 1
         self.adds_a_term = None
 
@@ -117,6 +112,8 @@ class Mistakes:
     def __init__(self, loss_scale: LossScale, reads: Reads, is_silent: bool) -> None:
         self._loss_scale, self._reads, self._is_silent = loss_scale, reads, is_silent
         self._warned: Set[str] = set()
+        #: The class of the optimizer, for its warnings.
+        self.kind = "LossScaleOptimizer"
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
         #: Whether the optimizer ever had a loss of its own, and whether gradients that
@@ -128,16 +125,15 @@ class Mistakes:
         self.has_own, self._is_unclear = self.has_own or is_own, False
 
     def unscaled_elsewhere(self, whose_is_unknown: bool = False) -> None:
-        """Somebody else unscaled gradients, which may be those of the optimizer."""
+        """Another caller unscaled gradients, perhaps those of this optimizer."""
         self._is_unclear = self._is_unclear or whose_is_unknown or not self.has_own
 
     def warn(
         self, names: Set[str], variables: List[Variable], is_divided: bool
     ) -> None:
-        """A step is made of gradients of these kinds. Warns of each mistake once.
+        """Warns of each mistake once, at a step that trains `variables`.
 
-        It trains `variables`. `is_divided` tells whether gradients of unknown kind are
-        there, and are divided.
+        `is_divided`: whether gradients of unknown kind are there, and are divided.
         """
         reads, messages = self._reads, []
         if not was_used(self._loss_scale):
@@ -154,13 +150,14 @@ class Mistakes:
         for message in messages:
             if not self._is_silent and message not in self._warned:
                 self._warned.add(message)
+                # Python shows equal warnings of one line once, and the names differ.
                 name = next(map(keras_versions.variable_name, variables), "")
-                # The name, too, since Python shows equal warnings of one line once.
-                warn(f"{message}This is the optimizer that trains {name!r}.")
+                others = " and others" if len(variables) > 1 else ""
+                warn(f"{self.kind} for {name!r}{others}: {message}")
 
 
 def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:
-    """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
+    """Whether a gradient goes from a graph's tensor to weights, and S not in it.
 
     False where it is not known. Weights are variables that are known to be numbers, and
     what a function is given is data.

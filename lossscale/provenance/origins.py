@@ -106,13 +106,11 @@ def scales_of(kind: Kind) -> List[Any]:
 
 
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
-    """Returns the unscaled lists that values were made of, each once."""
     sources = {id(source): source for kind in kinds for source in kind.sources}
     return [source for source in sources.values() if isinstance(source, Unscaled)]
 
 
 def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
-    """Returns the losses that were multiplied by what values were made of."""
     sources = [source for kind in kinds for source in kind.sources]
     return [getattr(source, LOSS) for source in sources if hasattr(source, LOSS)]
 
@@ -120,10 +118,10 @@ def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
 def _losses_to_blame(kinds: List[Kind]) -> List[Tensor]:
     """Returns the losses of which it is known that values were made of them.
 
-    This is the law of blame. A loss is at fault only if the tensor of S that multiplied
-    it is a source of the gradients, or of the unscaled lists that they were made of.
-    Where that is not known, no loss is: the rule learns of an overflow. One halving too
-    many is a small harm; a loss scale that never falls is the end of a run.
+    A loss is at fault only if the tensor of S that multiplied it is a source of the
+    gradients, or of the unscaled lists that they were made of. Where that is not known,
+    no loss is: one halving too many is a small harm, but a loss scale that never falls
+    ends a run.
     """
     kinds = [kind for kind in kinds if kind.name != UNKNOWN]
     values = [loss.value for loss in _losses_among(kinds)]

@@ -70,10 +70,7 @@ Notes = TypeVar("Notes")
 
 
 def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
-    """Returns the notes of `owner` on a graph, made by `make` at the first call.
-
-    They are freed with the graph, or with `owner`.
-    """
+    """Returns the notes of `owner` on a graph. They are freed with either of them."""
     # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
     # would keep the graph alive.
     if not hasattr(graph, "_lossscale_notes"):
@@ -96,10 +93,7 @@ class _Notes:
 
 
 class Kinds:
-    """The kinds of all values of one loss scale.
-
-    An eager tensor has its kind as an attribute, so that it is forgotten with it.
-    """
+    """The kinds of all values of one loss scale. An eager tensor has an attribute."""
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
         #: Is called with each operation of a graph, and the kinds of tensors by `id`.
@@ -127,7 +121,6 @@ class Kinds:
             self._patience = _PATIENCE
 
     def note_product(self, product: Product) -> None:
-        """Notes that a loss was multiplied by S."""
         loss, loss_scale, factor, scaled = product
         self.note(loss_scale, Kind(SCALE, (loss_scale,)))
         if graph_of(scaled) is None:
@@ -141,10 +134,7 @@ class Kinds:
     def note_variables(
         self, variables: Iterable[Variable], kind: Optional[Kind] = None
     ) -> None:
-        """Notes what variables hold: numbers, such as weights, or values of a kind.
-
-        What was noted first of a variable stays.
-        """
+        """Notes what variables hold, once each: numbers, or values of a kind."""
         for variable in variables:
             for copy in getattr(variable, "values", None) or [variable]:
                 handle = getattr(copy, "handle", None)
@@ -162,7 +152,6 @@ class Kinds:
         return self._walked(graph).get(id(tensor))
 
     def note_op(self, operation: str, inputs: Tensors, outputs: Tensors) -> bool:
-        """Takes note of an operation of eager mode: see `op_callbacks.OpListener`."""
         kinds = [self._eager_kind(tensor) for tensor in inputs]
         if any(kinds) or is_call(operation):
             called = [operation] if is_call(operation) else []
@@ -182,7 +171,6 @@ class Kinds:
         return kind
 
     def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
-        """Returns the kinds of a graph's tensors, after a walk over its operations."""
         notes = notes_of(graph, self, _Notes)
         if notes.variables != len(self._handles):  # one was unknown at the last walk
             notes.kinds, notes.walked, notes.variables = {}, 0, len(self._handles)
@@ -267,7 +255,6 @@ def _results(
 
 
 def _either(chosen_by: Optional[str], *kinds: Optional[str]) -> Optional[str]:
-    """Returns the kind of a choice between values of these kinds."""
     return made_of("SelectV2", [chosen_by, *kinds], lambda _: None)
 
 
@@ -314,7 +301,6 @@ def _returned(
 
 
 def _functions(op: Op) -> List[str]:
-    """Returns the names of the functions that an operation calls."""
     names = _FUNCTIONS_IN.get(op.type, ())
     called = tf.nest.flatten([op.get_attr(name) for name in names])
     return [function.name for function in called]

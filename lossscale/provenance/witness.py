@@ -29,10 +29,9 @@ __all__ = ["Origins", "Witness"]
 
 
 class Witness:
-    """Notes each use of a loss scale S, and tells where gradients come from.
+    """Notes each use of a loss scale S, and says where gradients come from.
 
-    It changes no state, and adds no operation. An optimizer ("owner") may be any
-    object: the witness only compares it with others.
+    It changes no state, and adds no operation. An optimizer, "owner", may be anything.
     """
 
     def __init__(self, loss_scale: LossScale) -> None:
@@ -51,11 +50,15 @@ class Witness:
         #: Each replica's `last_scale` of eager mode.
         self._in_eager: Dict[object, Scalar] = {}
 
-    # What it is told.
+    # What it notes.
 
     def note_optimizer(self, owner: Any, is_silent: bool) -> None:
         """Another optimizer shares S. It gets no warning if it `is_silent`."""
         self._programs[owner] = Mistakes(self._loss_scale, self._reads, is_silent)
+
+    def note_kind(self, owner: Any, kind: str) -> None:
+        """Warnings call this optimizer by the class `kind`."""
+        self._programs[owner].kind = kind
 
     def note_replaced(self, other: Any, witness: Witness, owner: Any) -> None:
         """`owner` takes the place of an `other` optimizer, whose witness is given."""
@@ -118,10 +121,7 @@ class Witness:
         unscaled: Grads,
         check: Check,
     ) -> None:
-        """The first of `owners` unscaled a list, for all of them.
-
-        `origins` are those of the scaled list.
-        """
+        """The first of `owners` unscaled a list of these `origins`, for all of them."""
         if any(divisor is not None for divisor in divisors):
             for other, program in list(self._programs.items()):
                 if other in owners:
@@ -142,7 +142,7 @@ class Witness:
                 setattr(tensor, BEFORE, Before(grad, divisor))
 
     def note_unscaled_by(self, unscaled: Grads) -> None:
-        """`LossScale.unscale` returned these. Nobody knows whose they are."""
+        """`LossScale.unscale` returned these. Their optimizer is not known."""
         self._note_all_unscaled(unscaled)
         waiting = [program for program in self._programs.values() if program.waits]
         if len(waiting) > 1:

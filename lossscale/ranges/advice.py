@@ -130,10 +130,7 @@ class Advice:
     def try_out(
         self, trial_of: Callable[[Advice], Trial], run: Callable[[Any], Sequence[Fault]]
     ) -> None:
-        """Adds what helps against the faults that remain, until none does.
-
-        `run` runs the model within a trial of this advice, and returns the faults.
-        """
+        """Adds what helps against the faults that `run` returns, until none does."""
         for _ in range(20):  # then the advice is given as it is
             trial = trial_of(self)
             try:
@@ -147,7 +144,6 @@ class Advice:
         self._may_meet = {}
 
     def casts_in(self, call: Optional[Call]) -> bool:
-        """Tells whether the inputs of a call's own operations are to be cast."""
         made = [each.layer for each, _ in self.casts.values()]
         return call is not None and any(call.layer is each for each in made)
 
@@ -224,7 +220,6 @@ class Trial(Watcher):
 
     @contextlib.contextmanager
     def noted(self, model: Any) -> Iterator[None]:
-        """Notes the operations that run, and the calls of a model that run them."""
         advice, layers = self._advice, list(self._layers)
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
@@ -289,7 +284,6 @@ class Trial(Watcher):
 
     @property
     def overflows(self) -> List[Fault]:
-        """The model's overflows in 16 bits, in the order of computation."""
         return [each for each in self.found.values() if each.is_overflow]
 
 
@@ -301,8 +295,6 @@ def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault
 
 
 def _copied(nest: Any, is_widened: bool) -> Any:
-    """Returns a nest with copies of its float tensors, perhaps all in 32 bits."""
-
     def copied(value: Any) -> Any:
         if not is_float(value):
             return value

@@ -42,7 +42,6 @@ class Call:
 
     @property
     def around(self) -> List[Call]:
-        """The calls that this call is part of. The last is that of the model."""
         return [] if self.parent is None else [self.parent, *self.parent.around]
 
     @property
@@ -87,7 +86,6 @@ class Call:
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype that the layer computes in."""
         found = getattr(self.layer, "compute_dtype", None)
         if found is None:
             found = self.outputs[0].dtype.name if self.outputs else "float32"
@@ -121,7 +119,6 @@ class Watcher:
 
     @property
     def innermost(self) -> Optional[Call]:
-        """The innermost call that runs now on this thread, None outside of a model."""
         return getattr(self._here, "call", None)
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:

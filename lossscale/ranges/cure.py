@@ -8,7 +8,7 @@ the layer at fault is float32, and what must be float32 with it:
   the same fault is left:   these are not written
     the whole model in float32 has no fault:
                             the fewest layers before it, in float32 too, that help
-    else:                   what its operation needs, as a small number in a divisor
+    else:                   what its operation needs, say a small number in a divisor
   another fault is left:    both are written
   the trial cannot run, or gradients are all zero even in float32:
                             this is written, and that it is undecided
@@ -100,10 +100,7 @@ _BACKWARD = {
 
 
 class Cure:
-    """What helps against the first fault of a step, and what trials of that show.
-
-    `describe` returns the sentence that says what another fault is.
-    """
+    """What helps against the first fault of a step, and what trials of that show."""
 
     #: Whether a trial has confirmed what the text says.
     is_confirmed = False
@@ -193,7 +190,6 @@ class Cure:
         return [fault] if fault and fault.dtype in SIXTEEN_BITS else []
 
     def _where_gradients_are_zero(self, advice: Advice) -> str:
-        """Returns the text where the step is finite, and gradients do not arrive."""
         whole = self.whole
         if whole is None or whole.usable_scale(self._path) is None:
             return _joined(str(advice), _ALL_ZERO)
@@ -215,7 +211,6 @@ class Cure:
         return tried + self._remedy()
 
     def _is_narrow(self) -> bool:
-        """Whether any layer computes in 16 bits."""
         return any(call.dtype in SIXTEEN_BITS for call in self._step.calls)
 
     def _fewest_layers_before(self) -> Optional[Advice]:
@@ -243,7 +238,6 @@ class Cure:
         return best
 
     def _remedy(self) -> str:
-        """Returns what the operation at fault needs, whatever its dtype."""
         fault = self._fault
         texts = _BACKWARD if fault.is_backward else _FORWARD
         other = _ANY_DERIVATIVE if fault.is_backward else _ANY
@@ -259,7 +253,6 @@ def _path_of(fault: Fault) -> Optional[str]:
 
 
 def _is_same(one: Fault, other: Fault) -> bool:
-    """Whether two faults are in one operation of one call."""
     if _path_of(one) != _path_of(other) or one.is_backward != other.is_backward:
         return False
     return one.is_backward or one.operation == other.operation

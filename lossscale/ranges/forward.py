@@ -42,21 +42,21 @@ class ForwardRanges(Ranges):
     output.
 
     Attributes:
-      names: The names of the rows. A row holds the outputs of one call of a layer, and
-        has the layer's path, or holds inputs that no other layer returned.
+      names: A tuple of the rows' names. A row holds the outputs of one call of a layer,
+        and has the layer's path, or holds inputs that no other layer returned.
       counts: An `int64` array of shape `[rows, lossscale.ranges.exponents.BINS]`.
       largest: A `float32` array, the largest finite magnitude of each row.
-      batches: How many batches were counted.
-      need_float32: The paths of layers that need float32: some of their outputs,
-        inputs, or values computed inside are beyond 65504. With the model's name, if
-        the model itself casts data that are.
-      inside: Those layers that overflow inside, as in a variance or in attention's
-        logits, so that their outputs in float16 are wrong.
-      classes: The class names of the layers in `need_float32`.
-      need_cast: The paths of operations, and of layers with operations of their own in
-        `call`, whose inputs must be cast to float32, since no dtype reaches them.
-      is_inside_known: Whether `inside` could be found. It could not in a Keras 2 model
-        that is all in float32: its layers cannot run in float16, which this needs.
+      batches: An integer, how many batches were counted.
+      need_float32: A tuple of the paths of layers that need float32: some outputs,
+        inputs, or values inside are beyond 65504. The model's name is there if the
+        model itself casts such data.
+      inside: A tuple of those layers that overflow inside, for example in a variance,
+        so that their outputs in float16 are wrong.
+      classes: A tuple of the class names of the layers in `need_float32`.
+      need_cast: A tuple of the paths of operations, and of layers with operations of
+        their own in `call`, whose inputs must be cast to float32.
+      is_inside_known: A boolean, whether `inside` could be found. It could not in a
+        Keras 2 model that is all in float32.
     """
 
     names: Tuple[str, ...]
@@ -81,21 +81,19 @@ class ForwardRanges(Ranges):
     def policy_map(self) -> Any:
         """A `DTypePolicyMap`: float32 for `need_float32`, mixed_float16 for the rest.
 
-        If the model mixes dtypes already, its layers in float32 stay in float32. This
-        `keras.dtype_policies.DTypePolicyMap` has an entry for each layer in float32,
-        and for those that it creates inside: under the layer's `path`, or its name
-        while it has no path. Use the map to build a functional or sequential model
-        again from configs:
+        It has an entry for each layer in float32, also for those that were in float32
+        before, and those that a layer creates inside: under the layer's `path`, or its
+        name while it has no path. Build a functional or sequential model again with it:
 
         ```
         policies = ranges.policy_map
         keras.config.set_dtype_policy("float32")  # for layers that only hold others
 
-        def anew(layer):
+        def renew(layer):
             policy = policies[layer.path or layer.name]
             return type(layer).from_config({**layer.get_config(), "dtype": policy})
 
-        model = keras.models.clone_model(model, clone_function=anew, recursive=True)
+        model = keras.models.clone_model(model, clone_function=renew, recursive=True)
         ```
 
         A `Sequential` within a model must begin with `keras.Input`. Otherwise it casts
@@ -134,18 +132,11 @@ def forward_ranges(
 ) -> ForwardRanges:
     """Finds the layers of a model that must stay in float32, while others use float16.
 
-    Computes the outputs of every layer for some batches in float32, under any policy of
-    the model, with `training=True`, and counts how many would overflow or underflow in
-    float16. Then it runs each layer in float16 on the inputs that the layer has in
-    float32. So it also finds overflows in sums that a layer does not return: in a
-    variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
-
-    It tests the changes that it advises: it runs the model again with them, and adds
-    what else is needed, until nothing overflows.
-
-    It runs your model itself, in eager mode, and leaves weights, moving statistics,
-    policies and random streams as they were. (It creates missing weights.) It does not
-    run a custom `train_step`. Memory does not grow with the number of batches.
+    Computes the outputs of every layer for some batches in float32, under any policy,
+    with `training=True`, and counts how many overflow or underflow in float16.
+    Then it runs each layer in float16 on its float32 inputs, which shows overflows
+    inside, and tries what it advises: docs/forward-ranges.md. The model stays as it
+    was, except that missing weights are created. A custom `train_step` is not run.
 
     >>> import lossscale
     >>> import numpy as np
@@ -164,22 +155,20 @@ def forward_ranges(
     ('large', 'small')
 
     Args:
-      model: Any Keras model.
-      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. The last
-        three may yield targets, too, which are ignored.
-      batches: The number of batches to look at, from the first. None: all.
-      batch_size: Rows per batch if `x` holds arrays. None: 32, as in Keras's `fit`.
-      verbose: 1 shows a progress bar, 0 nothing.
+      model: A Keras model.
+      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. Targets
+        in the last three are ignored.
+      batches: An integer, how many batches to use, or None: all.
+      batch_size: An integer, the rows per batch if `x` holds arrays, or None: 32.
+      verbose: An integer: 1 shows a progress bar.
 
     Returns:
-      `ForwardRanges`: print it, read its arrays, `plot` it.
+      `ForwardRanges`: print it, read its arrays, or `plot` it.
 
     Raises:
-      TypeError: `model` is no Keras model, its layers return no float tensors, or an
-        argument has the wrong type.
-      ValueError: The model has no layers, or cannot be built; `x` is empty or not
-        finite, or never ends and `batches` is None; the model belongs to a strategy
-        with several replicas.
+      TypeError: An argument has the wrong type, or no layer returns float tensors.
+      ValueError: The model has no layers, cannot be built, or belongs to a strategy
+        with several replicas; `x` is empty or not finite, or never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "forward_ranges")
@@ -224,7 +213,6 @@ class _Counter:
                     self._advice.add(Fault(call))
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
-        """Runs the model in float16, and tries what helps."""
         trial_of = functools.partial(_Float16Pass, first)
 
         def overflows_in(trial: _Float16Pass) -> List[Fault]:
@@ -311,10 +299,7 @@ class _Counter:
 
 
 class _Float32Pass(Watcher):
-    """Adds to some rows the outputs of each call, and inputs not counted before.
-
-    A tensor that several layers return or pass on counts only once, for the first.
-    """
+    """Adds to rows the outputs of each call, and inputs that were not counted yet."""
 
     def __init__(self, rows: _Rows) -> None:
         super().__init__()
@@ -364,7 +349,7 @@ class _Float32Pass(Watcher):
 
 
 def _overflows(values: Any) -> bool:
-    """Tells whether values overflow in float16. The values of a mask do not count."""
+    """Whether values overflow in float16. The values of a mask do not count."""
     values = values.astype(np.float32).ravel()
     bad = values[~(np.abs(values) < exponents.INFINITE_FROM)]  # NaN, too
     if not len(bad):

@@ -36,14 +36,14 @@ class GradientRanges(Ranges):
     and `histogram` have shape `[rows]`, in the order of `names`.
 
     Attributes:
-      names: The names of the rows: variables, and with `activations=True` layers'
+      names: A tuple of the rows' names: variables, and with `activations=True` layers'
         outputs. Only those with a gradient have a row.
       counts: A dict of one or two `int64` arrays of shape
         `[rows, lossscale.ranges.exponents.BINS]`. Key 1.0 is for loss scales that are
         powers of two. If the given one is not, its significand is the second key.
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale of this report.
-      batches: How many batches were counted.
+      batches: An integer, how many batches were counted.
     """
 
     names: Tuple[str, ...]
@@ -56,7 +56,8 @@ class GradientRanges(Ranges):
     _in_repr = ("loss_scale", "recommended_scale")
 
     def __getattr__(self, name: str) -> Any:
-        unknown = f"`GradientRanges` has no attribute {name!r}."
+        near = arguments.did_you_mean(name, dir(self))
+        unknown = f"`GradientRanges` has no attribute {name!r}.{near}"
         raise AttributeError(removed.sentence(f"GradientRanges.{name}", unknown))
 
     def at(self, loss_scale: float) -> GradientRanges:
@@ -142,8 +143,8 @@ def gradient_ranges(
 ) -> GradientRanges:
     """Counts what float16 would do to a model's gradients at a loss scale.
 
-    Use it before a float16 run, to see whether the model needs a loss scale and how
-    large, or when it learns less than in float32:
+    Use it before a float16 run, to choose a loss scale, or when the model learns less
+    than in float32:
 
     >>> import lossscale
     >>> import numpy as np
@@ -155,38 +156,29 @@ def gradient_ranges(
     >>> float(ranges.largest_exponent[0]), ranges.largest_safe_scale == 2.0**34
     (-19.0, True)
 
-    It computes the gradients of some batches in float32, under any policy and in
-    constant memory, as training would: `training=True`, the compiled loss,
-    regularization. It runs your model itself, its layers in float32, and leaves
-    weights, moving statistics, metrics, policies and random streams as they were. It
-    creates missing weights, and uses no optimizer and no custom `train_step`.
-
-    An embedding's gradient has only the rows that a batch uses: only these are counted.
-    Gradients also pass through float16 between the layers: with `activations=True` the
-    report counts these, too, and the recommended scale depends on them.
+    It computes the gradients of some batches in float32, under any policy, with
+    `training=True`. The model stays as it was, except that missing weights are created;
+    a custom `train_step` is not run. docs/gradient-ranges.md explains the report.
 
     Args:
-      model: Any Keras model with float32 weights, compiled unless you pass `loss`.
+      model: A Keras model with float32 weights, compiled unless you pass `loss`.
       x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
-      y: Targets, or None if `x` yields them, too.
-      sample_weight: Weights as `fit` takes them, or None.
-      loss: A loss as `compile` takes it. None: the compiled loss.
-      loss_scale: The scale to report on. None: the current one of the model's
-        optimizer, or 1 if it does not scale the loss.
-      batches: The number of batches to look at, from the first. None: all.
-      batch_size: Rows per batch if `x` holds arrays. None: 32.
-      activations: Whether to report on the gradients of layers' outputs, too.
-      verbose: 1 shows a progress bar, 0 nothing.
+      y: Targets, or None if `x` yields them.
+      sample_weight: Weights as in `fit`, or None.
+      loss: A loss as in `compile`, or None: the compiled one.
+      loss_scale: A number, the scale to report on, or None: the model's, or 1.
+      batches: An integer, how many batches to use, or None: all.
+      batch_size: An integer, the rows per batch if `x` holds arrays, or None: 32.
+      activations: A boolean, whether to count gradients of layers' outputs, too.
+      verbose: An integer: 1 shows a progress bar.
 
     Returns:
       `GradientRanges`: print it, read its arrays, or `plot` it.
 
     Raises:
-      TypeError: `model` is no Keras model, or an argument has the wrong type. For
-        example, `x` must not be a generator, which this would use up.
-      ValueError: The model has no loss and `loss` is None, targets are missing, `x` is
-        empty, the model has no trainable weights or some in 16 bits, it belongs to a
-        strategy with several replicas, or `batches` is None and `x` never ends.
+      TypeError: An argument has the wrong type, for example a generator as `x`.
+      ValueError: Loss or targets are missing; `x` is empty, or never ends; the model
+        has no trainable weights, some in 16 bits, or several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "gradient_ranges")
@@ -286,13 +278,11 @@ def gradient_ranges(
 
 
 def _path_of(model: Any, variable: Any) -> str:
-    """Returns the names of a variable's layer and of the variable: dense/kernel."""
     found = keras_versions.variable_name(variable)
     prefix = f"{model.name}/"  # only Keras 3 has it
     return found[len(prefix) :] if found.startswith(prefix) else found
 
 
 def _numbered(names: List[str]) -> List[str]:
-    """Returns names, with a number where a name was there before."""
     numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
     return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, numbers)]

@@ -73,10 +73,8 @@ def build(model: Any, x: Any) -> None:
 def loss_function(keras: Any, model: Any, loss: Any, y: Any) -> Callable[..., Any]:
     """Returns a function that computes the loss of a batch, as `fit` does.
 
-    It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
-    losses that the model's last forward pass added. `loss` is as `compile` takes it,
-    None for the compiled one. Raises a ValueError if there is no loss to compute, or
-    it needs targets and `y`, those of the first batch, are missing.
+    It gets `(x, y, outputs, sample_weight)`, and adds the losses of the model's last
+    forward pass. Raises a ValueError if there is no loss, or targets are missing.
     """
     if loss is None and getattr(model, "optimizer", None) is None:
         raise ValueError(_NO_LOSS)
@@ -125,10 +123,7 @@ def scale_of(model: Any) -> float:
 def first_batches(
     data: Batch, batch_size: Optional[int], batches: Optional[int]
 ) -> Tuple[Batch, Iterator[Batch], int]:
-    """Returns the first batch, an iterator that begins with it, and its length.
-
-    It checks all arguments as the public tools take them, `data` as `(x, y, weights)`.
-    """
+    """Returns the first batch, an iterator that begins with it, and its length."""
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
     found, length = _all_batches(data, batch_size)
@@ -186,11 +181,7 @@ def _all_batches(
 
 
 def _check_arrays(name: str, x: Any) -> None:
-    """Raises unless `x` is an array, or a nest of arrays.
-
-    This comes before NumPy, which would never return from a list-like object that has
-    no end.
-    """
+    """Raises unless `x` is a nest of arrays. NumPy may never return from others."""
     leaves = tf.nest.flatten(x)
     for leaf in leaves:
         if hasattr(leaf, "shape") and len(leaf.shape) > 0:
@@ -209,7 +200,7 @@ def _check_arrays(name: str, x: Any) -> None:
         thing = x if len(leaves) > 1 else leaf
         raise TypeError(
             f"`{name}` must be {_WANTED if name == 'x' else 'an array'}, got "
-            f"{arguments.shown(thing)} of type {type(thing).__name__}. {instead}"
+            f"{arguments.typed(thing)}. {instead}"
         )
 
 

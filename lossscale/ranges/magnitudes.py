@@ -23,10 +23,7 @@ class Look(NamedTuple):
 
 
 def look(tensor: Any) -> Look:
-    """Looks at all values of a float tensor of eager mode.
-
-    It uses NumPy, since no tape must record this, and no listener must hear of it.
-    """
+    """Looks at all values of a float tensor with NumPy, which no tape records."""
     values = tensor.numpy()
     if tensor.dtype == tf.bfloat16:  # older versions of NumPy cannot check it
         values = values.astype(np.float32)
@@ -39,12 +36,12 @@ def look(tensor: Any) -> Look:
 
 
 def is_float(value: Any) -> bool:
-    """Tells whether a value is a dense float tensor."""
+    """Whether a value is a dense float tensor."""
     return isinstance(value, tf.Tensor) and bool(value.dtype.is_floating)
 
 
 def is_bad(value: Any) -> bool:
-    """Tells whether a value of eager mode is a float tensor that holds inf or NaN."""
+    """Whether a value of eager mode is a float tensor that holds inf or NaN."""
     return is_float(value) and bool(look(value).bad)
 
 

@@ -60,7 +60,7 @@ def in_float16(keras: Any, model: Any) -> Iterator[bool]:
 
 
 def all_in_float32(model: Any) -> bool:
-    """Tells whether no layer of a model computes in 16 bits."""
+    """Whether no layer of a model computes in 16 bits."""
     return not any(one.compute_dtype in SIXTEEN_BITS for one in layers_of(model))
 
 
@@ -98,11 +98,7 @@ def _inputs(layer: Any) -> Iterator[Change]:
 
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Undoes what a forward pass in training and its loss change.
-
-    These are the model's statistics, seeds and metrics, and this process's random
-    streams.
-    """
+    """Undoes changes of a model's statistics, seeds and metrics, and random streams."""
     variables = [*model.variables, *state_of(model)]
     for metric in model.metrics:
         variables += metric.variables

@@ -64,27 +64,27 @@ class NonfiniteReport:
     As a condition, it is true if something besides the loss scale is at fault.
 
     Attributes:
-      where: Where that value is. `"forward"`: in a layer's output. `"gradient"`: in the
-        gradient that a layer hands back. `"weights"`: in a layer's weights. `"data"`:
-        the model's dtype cannot hold the data. `"loss"`: in the loss. `"scale"`: the
-        loss scale is too high, and nothing else is wrong. None: all is finite.
-      layer: The layer's path, as `"encoder/ffn_3"`, or the model's name if the model
-        itself computes the value. None if no layer is at fault.
-      layer_class: The name of the layer's class, as `"Dense"`.
+      where: A string or None: where that value is. `"forward"`: in a layer's output.
+        `"gradient"`: in the gradient that a layer hands back. `"weights"`: in a layer's
+        weights. `"data"`: the model's dtype cannot hold the data. `"loss"`: in the
+        loss. `"scale"`: the loss scale is too high, and nothing else is wrong. None:
+        all is finite.
+      layer: A string, the layer's path, such as `"encoder/ffn_3"`, or the model's name
+        if the model itself computes the value. None if no layer is at fault.
+      layer_class: A string, the name of the layer's class.
       kind: `"inf"`, `"-inf"` or `"nan"`.
-      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`
-        in a forward pass or `"SqrtGrad"` on the way back.
-      dtype: The dtype that the value was computed in, as `"float16"`.
-      largest: The largest finite magnitude beside it: in the operation's inputs and
-        result, or in the gradient that the layer received.
-      loss_scale: The number that multiplied the loss.
-      variables: The names of weights that are not finite, if `where` is `"weights"`.
-      is_hidden: Whether the loss is finite although the value is not, because a later
-        layer has made a finite number of it. Such a loss is wrong.
-      float16_variables: The names of the first trainable variables that are float16,
-        empty if there are none. They lose updates though all is finite.
-      to_write: What to do, if a layer or the loss is at fault, and what trials of that
-        have shown on this batch.
+      operation: A string, the type of TensorFlow's operation that made the value, such
+        as `"MatMul"` or, on the way back, `"SqrtGrad"`.
+      dtype: A string, the dtype that the value was computed in.
+      largest: A float, the largest finite magnitude beside it: in the operation's
+        inputs and result, or in the gradient that the layer received.
+      loss_scale: A float, which multiplied the loss.
+      variables: A tuple of the names of weights that are not finite.
+      is_hidden: A boolean: the loss is finite, but wrong, because a later layer hid the
+        bad value.
+      float16_variables: A string, the names of the first trainable variables that are
+        float16. They lose updates though all is finite.
+      to_write: A string, what to do, and what trials of that have shown.
     """
 
     where: Optional[str] = None
@@ -138,28 +138,13 @@ def find_nonfinite(
 ) -> NonfiniteReport:
     """Finds the layer that makes a training step infinite or NaN.
 
-    Computes one step on the first batch, with the model's own policy, compiled loss and
-    current loss scale, and `training=True`. It looks at every operation in eager mode:
+    Computes one step on the first batch in eager mode, with the model's own policy and
+    loss scale and `training=True`, and finds the first operation that turned finite
+    inputs into inf or NaN, in the forward pass or on the way back, even if a later one
+    hid it. It tries what it advises: docs/trouble.md.
 
-    * If the loss is not finite, it goes back from the loss to the first operation that
-      had finite inputs and a result that was not, and names the layer that ran it.
-    * If the loss is finite, it looks for the first operation in 16 bits that made inf
-      or NaN nevertheless. For example, a variance overflows in a normalization, whose
-      output is then 0. A mask of -inf or -1e9 before a softmax is no fault.
-    * If gradients are not finite, it names the first layer, on the way back, that got a
-      finite gradient and handed back one that is not.
-
-    It tries what it advises: it computes the step again with the layer in float32, and
-    adds what else is needed. `dtype="float32"` is advised only if that made loss and
-    gradients finite, and gradients that are not all zero reach the layers before. If
-    float32 does not help, as against a division by zero or an infinite derivative, the
-    report says so, and what the operation needs. If a trial could not decide, the
-    report says that, too.
-
-    The step is not applied. Weights, moving statistics, metrics and random streams stay
-    as they were, the optimizer is not touched, and nothing is compiled. (Missing
-    weights are created.) A custom `train_step` is not run. The search is as slow as
-    eager mode.
+    The step is not applied, and the model stays as it was, except that missing weights
+    are created. A custom `train_step` is not run.
 
     >>> import lossscale
     >>> import numpy as np
@@ -174,23 +159,21 @@ def find_nonfinite(
     ('forward', 'large', 'inf', 'MatMul')
 
     Args:
-      model: Any Keras model, compiled unless you pass `loss`.
+      model: A Keras model, compiled unless you pass `loss`.
       x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
-      y: Targets, or None if `x` yields them, too.
-      sample_weight: Weights as `fit` takes them, or None.
-      loss: A loss as `compile` takes it. None: the compiled loss.
-      batch_size: Rows of the batch if `x` holds arrays. None: 32, as in Keras's `fit`.
+      y: Targets, or None if `x` yields them.
+      sample_weight: Weights as in `fit`, or None.
+      loss: A loss as in `compile`, or None: the compiled one.
+      batch_size: An integer, the rows of the batch if `x` holds arrays, or None: 32.
 
     Returns:
-      A `NonfiniteReport`: print it. As a condition, it is false if nothing but the
-      loss scale is at fault.
+      A `NonfiniteReport`: print it.
 
     Raises:
-      TypeError: `model` is no Keras model or does not return tensors, or an argument
-        has the wrong type.
-      ValueError: The model has no layers, it has no loss and `loss` is None, it cannot
-        be built, targets are missing, the batch is empty or not finite, or the model
-        belongs to a strategy with several replicas.
+      TypeError: An argument has the wrong type, or `model` does not return tensors.
+      ValueError: The model has no layers or no loss, cannot be built, or belongs to a
+        strategy with several replicas; targets are missing; or the batch is empty or
+        not finite.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "find_nonfinite")
@@ -237,7 +220,6 @@ def find_nonfinite(
 
 
 def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
-    """Returns the report of a fault, without what to write."""
     kind, operation, call = next(iter(fault.kinds), None), fault.operation, fault.call
     if fault.is_backward and call is None:
         return NonfiniteReport("gradient", kind=kind, operation=operation)

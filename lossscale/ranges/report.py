@@ -75,7 +75,6 @@ class Ranges(abc.ABC):
 
     @property
     def _figures(self) -> Dict[str, Any]:
-        """The properties below, by name."""
         significand, exponent = math.frexp(self.loss_scale)
         counts = self._by_significand[significand * 2]
         found = exponents.tally(counts, exponent - 1)
@@ -194,7 +193,7 @@ class Ranges(abc.ABC):
             grid = {"height_ratios": heights}
             size = {"figsize": (9, sum(heights)), "gridspec_kw": grid}
             _, (ax, beside) = pyplot().subplots(2, layout="constrained", **size)
-            beside.axis("off")  # for the legend: the layout leaves it no other room
+            beside.axis("off")  # for the legend: the layout has no other place
             where = {"loc": "center", "ncol": 3}
         shift = float(np.log2(self.loss_scale))
         _draw_regions(ax, shift, powers[shown["all"] > 0])
@@ -241,7 +240,7 @@ def _draw_histograms(ax: Any, powers: Any, shown: Any, summary: Any) -> None:
         tops = floor + 0.85 * counts / max(counts.max(), 1)
         tops = [*tops, tops[-1]]
         ax.fill_between(edges, floor, tops, step="post", color=color, linewidth=0)
-        # Long names leave no room for the picture. Their ends tell them apart.
+        # Long names leave no space for the picture. Their ends differ.
         short = name if len(name) <= 40 else f"...{name[-37:]}"
         labels.append(f"{short}\n{fate}")
     ax.set_ylim(0, len(shown))

@@ -1,7 +1,6 @@
 """One training step of a model in eager mode, computed as if advice had been followed.
 
-It is not applied. It says what the first fault is, in the forward pass or on the way
-back, and whether gradients reach the layers before that.
+It is not applied. It finds the first fault, and what reaches the layers before it.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ _LOWEST, _HIGHEST = -24, 24
 
 
 class TrainingStep:
-    """The loss and the gradients of one batch.
-
-    Attributes:
-      loss: The loss, a `float32` tensor of shape `[]`, before it is scaled.
-    """
+    """The loss, a `float32` tensor before it is scaled, and gradients of one batch."""
 
     def __init__(
         self,
@@ -55,14 +50,10 @@ class TrainingStep:
 
     @property
     def calls(self) -> List[Call]:
-        """The calls in the order in which they returned."""
         return self._trial.calls
 
     def first_fault(self) -> Optional[Fault]:
-        """Returns the first fault that no lower loss scale would mend, if there is one.
-
-        A step that overflows only because its loss scale is above 1 has none.
-        """
+        """Returns the first fault that a loss scale of 1 does not prevent, or None."""
         forward = self._trial.at_fault(self.loss)
         if forward:
             return forward[0]
@@ -78,10 +69,7 @@ class TrainingStep:
         return kind_of(self._gradients(scale).values())
 
     def reaches(self, path: Optional[str], scale: float) -> bool:
-        """Whether finite gradients, not all zero, reach the layers before a call.
-
-        `path` is the call's. None: the layers are all of the model.
-        """
+        """Whether finite gradients, not all zero, reach the layers before a call."""
         if self.kind_at(scale):
             return False
         grads = self._gradients(scale)
@@ -94,10 +82,7 @@ class TrainingStep:
         return not found or any(look(each).largest > 0 for each in found)
 
     def usable_scale(self, path: Optional[str]) -> Optional[float]:
-        """Returns a loss scale at which gradients reach the layers before a call.
-
-        Likewise a power of two, 1 if possible. None: there is no such loss scale.
-        """
+        """Returns a loss scale at which gradients reach the layers before, or None."""
         if not self.kind_at(1.0):
             # Small gradients underflow at 1, and a loss scale finds a higher one.
             scales = [1.0, 2.0**8, 2.0**16, 2.0**_HIGHEST]
@@ -124,10 +109,7 @@ class TrainingStep:
         return not self.kind_at(scale) and not self.reaches(None, scale)
 
     def _gradients(self, scale: float) -> Dict[int, Any]:
-        """Returns gradients at the inputs and outputs of calls, and at weights.
-
-        They are dense, by the ids of the tensors and the weights.
-        """
+        """Returns dense gradients at inputs, outputs and weights, by `id`."""
         if scale not in self._grads:
             tensors = [t for call in self.calls for t in (*call.inputs, *call.outputs)]
             weights = self._model.trainable_variables
@@ -205,10 +187,7 @@ class _FirstBad:
 
 
 def _casts(trial: Trial, grads: Dict[int, Any]) -> Iterator[Tuple[Call, Any]]:
-    """Yields the calls whose output is cast to float32, and the gradient there.
-
-    Only where this gradient is finite, and is not once it is cast to 16 bits.
-    """
+    """Yields the calls at which a finite float32 gradient overflows when it is cast."""
     wide = [t for c in trial.calls for t in c.inputs if t.dtype == tf.float32]
     wide = [t for t in wide if id(t) in grads and not is_bad(grads[id(t)])]
     for call in trial.calls:

@@ -6,7 +6,7 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `loss_scale_warning`: LossScaleWarning, and the function that gives it;
 * `graphs`: which graph is being built, and which graphs can be read from there;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
-* `op_callbacks`: tells listeners of each operation that eager mode runs;
+* `op_callbacks`: notifies listeners of each operation that eager mode runs;
 * `replicas`: what replicas know together. Nothing else reduces across them;
 * `control`: the branches and the order of operations in a graph;
 * `keras_versions`: which versions of Keras are in use, and how they differ;

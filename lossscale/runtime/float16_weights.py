@@ -24,10 +24,7 @@ policy "mixed_float16", which computes in float16 and keeps the variables in flo
 
 
 def warn_of_float16(wrapper: Any, grads: Grads, variables: List[Variable]) -> None:
-    """Warns at a wrapper's first step if it trains variables in float16.
-
-    Called after the step, when the inner optimizer has all its variables.
-    """
+    """Warns once, after a wrapper's first step, if it trains float16 variables."""
     if "_lossscale_looked_for_float16" in vars(wrapper):
         return
     vars(wrapper)["_lossscale_looked_for_float16"] = True
@@ -38,10 +35,7 @@ def warn_of_float16(wrapper: Any, grads: Grads, variables: List[Variable]) -> No
 
 
 def float16_names(optimizer: Any, trained: List[Variable]) -> str:
-    """Returns the names of the first variables that an optimizer trains in float16.
-
-    Empty if there are none, or if the optimizer keeps float32 copies of them.
-    """
+    """Returns names of float16 variables that have no float32 copies, or nothing."""
     dtype_of = keras_versions.stored_dtype
     narrow = [v for v in trained if dtype_of(v) == tf.float16]
     if not narrow or _has_float32_copies(optimizer, narrow, trained):
@@ -53,7 +47,7 @@ def float16_names(optimizer: Any, trained: List[Variable]) -> str:
 def _has_float32_copies(
     optimizer: Any, narrow: List[Variable], trained: List[Variable]
 ) -> bool:
-    """Tells whether an optimizer holds float32 variables for those in float16.
+    """Whether an optimizer holds float32 variables for those in float16.
 
     An ordinary slot has its variable's dtype. So, of one shape, an optimizer without
     copies holds as many float32 slots for a float32 variable as float16 ones for a
@@ -78,7 +72,6 @@ def _has_float32_copies(
 
 
 def _variables_in(optimizer: Any) -> Iterator[Variable]:
-    """Yields the variables that an optimizer holds, and those of one that it wraps."""
     seen: Set[int] = set()
     waiting = [optimizer]
     while waiting:

@@ -26,7 +26,7 @@ def current_graph() -> Optional[Graph]:
 
 
 def is_building() -> bool:
-    """Tells whether a graph is being built, or eager mode runs each operation."""
+    """Whether a graph is being built, or eager mode runs each operation."""
     return current_graph() is not None
 
 
@@ -50,7 +50,7 @@ def visible_graphs() -> Iterable[Optional[Graph]]:
 
 
 def is_visible(tensor: Tensor) -> bool:
-    """Tells whether operations that are created now can use a tensor.
+    """Whether operations that are created now can use a tensor.
 
     They cannot use those of a loop or a branch that has ended.
     """
@@ -80,7 +80,7 @@ def context_of(where: Any) -> Any:
 
 
 def is_nested() -> bool:
-    """Tells whether a session builds a loop, a branch or a function now.
+    """Whether a session builds a loop, a branch or a function now.
 
     The code after it can use what that returns, and no other tensor in it.
     """
@@ -91,7 +91,7 @@ def is_nested() -> bool:
 
 
 def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
-    """Tells whether tensors are computed from nothing but this function's arguments."""
+    """Whether tensors are computed from nothing but this function's arguments."""
     values = [tensor for tensor in tensors if tensor is not None]
     seen, found = set(), False
     while values:

@@ -36,14 +36,14 @@ def of_tensorflow() -> Any:
     try:
         tf.keras.Model  # noqa: B018 - TensorFlow 2.16 and later import Keras only now
     except Exception as error:
-        # Only the first error tells why. Later, TensorFlow's loader just calls itself.
+        # Only the first error says why. Later, TensorFlow's loader just calls itself.
         failures.setdefault("tf.keras", error)
         return None
     return tf.keras
 
 
 def is_keras3(keras: Any) -> bool:
-    """Tells whether a Keras is Keras 3."""
+    """Whether a Keras is Keras 3."""
     # Without a __version__ it is the tf.keras of TensorFlow 2.13 to 2.15, so Keras 2.
     return int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 
@@ -61,8 +61,7 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is in use: none, one or two.
 
-    `tf_keras` is in use if somebody has imported it. This package does not import it:
-    that takes a second.
+    This package does not import `tf_keras` itself, since that takes a second.
     """
     found: Dict[Any, Any] = {}
     for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
@@ -131,10 +130,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 
 
 def generations(keras: Any) -> List[Tuple[bool, type, type]]:
-    """Returns the generations of optimizers that a Keras 2 has.
-
-    Of each: is it the legacy one, Keras's own wrapper for it, its optimizers' base.
-    """
+    """Yields of each generation: if it is legacy, Keras's wrapper, its base class."""
     public, newest = keras.mixed_precision.LossScaleOptimizer, keras.optimizers
     # Up to TensorFlow 2.8 the public class is the legacy wrapper itself. Later it is
     # the base class of both wrappers.
@@ -198,7 +194,7 @@ def callback_class() -> Any:
 
 def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included."""
-    # No Keras tells a callback of the others, so they are read from its caller.
+    # No Keras shows a callback the others, so they are read from its caller.
     lists = tuple(keras.callbacks.CallbackList for keras in installed())
 
     def is_list(caller: Any) -> bool:
@@ -219,7 +215,7 @@ def frame_where(is_wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
 
 
 def is_own_wrapper(optimizer: Any) -> bool:
-    """Tells whether `optimizer` is a Keras's own `LossScaleOptimizer`."""
+    """Whether `optimizer` is a Keras's own `LossScaleOptimizer`."""
     own = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
     if keras3() is not None:
         own.append(keras3().optimizers.LossScaleOptimizer)
@@ -239,7 +235,7 @@ def layers_of(model: Any) -> List[Any]:
 
 
 def casts_inputs(layer: Any) -> bool:
-    """Tells whether a layer casts its inputs to the dtype in which it computes."""
+    """Whether a layer casts its inputs to the dtype in which it computes."""
     # A functional model does not cast: its layers do. Of models only a Sequential can
     # `pop`. In Keras 2 the attribute is private.
     is_functional = getattr(layer, "inputs", None) and not hasattr(layer, "pop")

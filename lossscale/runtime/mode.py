@@ -73,12 +73,12 @@ def current() -> Mode:
 
 
 def _has_gpu() -> bool:
-    """Tells whether the code that is compiled now will probably run on a GPU."""
+    """Whether the code that is compiled now will probably run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def _in_xla() -> bool:
-    """Tells whether XLA will compile this code: `tf.function(jit_compile=True)`."""
+    """Whether XLA will compile this code: `tf.function(jit_compile=True)`."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         # Not public. TensorFlow's own `cond` asks in the same way.

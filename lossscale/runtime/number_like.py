@@ -29,10 +29,7 @@ class _Operator:
 
 
 class NumberLike:
-    """A base class: operators and TensorFlow get a tensor, Python and NumPy a number.
-
-    A graph has no numbers. The subclass says what is read, and may note who reads it.
-    """
+    """Operators and TensorFlow get a tensor from it, Python and NumPy a number."""
 
     #: Higher than NumPy's, so that NumPy uses our operators. A graph can trace those.
     __array_priority__ = 100
@@ -46,7 +43,6 @@ class NumberLike:
         raise NotImplementedError(f"{type(self).__name__} must implement `_note_read`.")
 
     def _to_show(self) -> float:
-        """Returns the number for display."""
         return float(self._value())
 
     def __float__(self) -> float:
@@ -101,7 +97,7 @@ class NumberLike:
 
 
 def _is_number(other: object) -> bool:
-    """Tells whether Python compares values, and not identities."""
+    """Whether Python compares values, and not identities."""
     is_number = isinstance(other, (numbers.Number, np.ndarray))
     return (is_number and not isinstance(other, bool)) or bool(tf.is_tensor(other))
 
@@ -109,7 +105,6 @@ def _is_number(other: object) -> bool:
 def _to_tensor(
     one: NumberLike, dtype: Any = None, name: Any = None, as_ref: bool = False
 ) -> Tensor:
-    """Converts an object to a tensor, for `tf.convert_to_tensor`."""
     del as_ref  # TensorFlow passes it
     current = one._note_read(tf.identity(one._value(), name))
     if dtype is not None and not dtype.is_compatible_with(current.dtype):

@@ -1,4 +1,4 @@
-"""Tells listeners of each operation that eager mode runs."""
+"""Notifies listeners of each operation that eager mode runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lossscale.runtime.aliases import Graph, Tensor, Tensors
 
 
 class OpListener(Protocol):
-    """An object that is told of operations."""
+    """An object that is notified of operations."""
 
     def note_op(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
-        """Takes note of an operation, or a function of this name, that has run.
+        """Notes an operation, or a function of this name, that has run.
 
-        Returns whether the listener wants to be told of this thread's next operation.
+        Returns whether the listener wants to see this thread's next operation.
         """
 
 
@@ -39,10 +39,9 @@ _listening: List[weakref.ref[OpListener]] = []
 
 
 def add(listener: OpListener) -> None:
-    """Tells a listener of each operation that eager mode runs on this thread from now.
+    """Notifies a listener of each operation that eager mode runs on this thread.
 
-    The threads of a strategy's replicas inherit it. It is told until it is freed, or
-    until no listener wants to be told of more.
+    The threads of a strategy's replicas inherit it, until no listener wants more.
     """
     alive = [each for each in _listening if each() is not None]
     if not any(each() is listener for each in alive):
@@ -52,7 +51,7 @@ def add(listener: OpListener) -> None:
 
 
 def is_telling() -> bool:
-    """Tells whether any listener is told of this thread's operations."""
+    """Whether any listener is told of this thread's operations."""
     return _tell in context.context().op_callbacks
 
 
@@ -72,7 +71,7 @@ def paused() -> Iterator[None]:
 
 
 def are_paused() -> bool:
-    """Tells whether the operations of this thread are our own."""
+    """Whether the operations of this thread are our own."""
     return _here.pauses > 0
 
 
@@ -95,10 +94,7 @@ def _tell(
     op_name: Optional[str] = None,
     graph: Optional[Graph] = None,
 ) -> Optional[List[Tensor]]:
-    """Tells all listeners. TensorFlow calls it for operations of graphs, too.
-
-    Listeners are not told of operations that a listener itself runs.
-    """
+    """Notifies all listeners. TensorFlow calls it for operations of graphs, too."""
     del attrs, op_name
     if graph is None and outputs is not None and not _here.pauses:
         # A function's name may come as bytes.
@@ -109,8 +105,8 @@ def _tell(
             wanted = [each.note_op(name, inputs, outputs) for each in found if each]
         finally:
             _here.pauses -= 1
-        # TensorFlow is iterating over its callbacks. If it has others, they would not
-        # be told of this operation.
+        # TensorFlow is iterating over its callbacks. If it has others, they would miss
+        # this operation.
         here = context.context()
         if not any(wanted) and len(here.op_callbacks) == 1:
             # Not `op_callbacks.remove_op_callback`, which acts on other threads, too.

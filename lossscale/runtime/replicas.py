@@ -23,10 +23,7 @@ def count() -> int:
 
 
 def this_one() -> Hashable:
-    """Returns a key of this replica, the same in every `strategy.run`.
-
-    If no replica is known, it is the key of this thread.
-    """
+    """Returns a key of this replica, or of this thread if no replica is known."""
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         context = tf.distribute.get_replica_context()
         with tf.init_scope():  # so that no constant is added to the step's graph
@@ -57,7 +54,7 @@ def check_can_apply() -> None:
 
 
 def train_apart() -> bool:
-    """Tells whether each worker takes its own steps, as with parameter servers."""
+    """Whether each worker takes its own steps, as with parameter servers."""
     of_v1 = tf.compat.v1.distribute.experimental
     spaces = (tf.distribute, tf.distribute.experimental, of_v1)
     classes = tuple(getattr(each, "ParameterServerStrategy", ()) for each in spaces)
@@ -113,7 +110,7 @@ def all_reduce_sums(values: Grads) -> Grads:
 
 
 def can_sum(dtype: str) -> bool:
-    """Tells whether collectives can sum a dtype. Those of 2.4 cannot sum bfloat16."""
+    """Whether collectives can sum a dtype. Those of 2.4 cannot sum bfloat16."""
     with tf.Graph().as_default():  # where the operation does not run
         ends = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
         keys = {"group_size": 2, "group_key": 1, "instance_key": 1}
@@ -125,10 +122,7 @@ def can_sum(dtype: str) -> bool:
 
 
 def _as_gathered(value: Grad) -> Grad:
-    """Returns sparse bfloat16 rows as float16 rows with the same bits.
-
-    Collectives cannot gather bfloat16. A gather only puts rows together.
-    """
+    """Returns bfloat16 rows as float16 with the same bits, which can be gathered."""
     is_sparse = isinstance(value, tf.IndexedSlices)
     is_hidden = is_sparse and value.dtype == tf.bfloat16
     return _bitcast(value, tf.float16) if is_hidden else value
@@ -170,10 +164,7 @@ def in_own_slot(value: Tensor) -> Tensor:
 
 
 def greatest(value: Tensor) -> Tensor:
-    """Returns the greatest of all replicas' numbers. It is equal on all replicas.
-
-    In cross-replica context, `value` is `PerReplica`. It is not negative and not NaN.
-    """
+    """Returns the greatest of all replicas' numbers, none of them negative or NaN."""
     if count() == 1:
         return local_result(value)
     return tf.reduce_max(all_reduce_sum(call_for_each_replica(in_own_slot, value)), 0)
@@ -200,10 +191,7 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def local_result(value: Any) -> Any:
-    """Returns this worker's first part of a value that is equal on all replicas.
-
-    Outside of cross-replica context, `value` is that part already.
-    """
+    """Returns this worker's first part of a value that is equal on all replicas."""
     if not tf.distribute.in_cross_replica_context():
         return value
     return tf.distribute.get_strategy().experimental_local_results(value)[0]

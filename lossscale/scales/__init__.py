@@ -15,6 +15,6 @@ of this package. The others, in the order of imports:
 * `spike_guard`: holds another loss scale, and skips steps with huge gradients;
 * `ignored_losses`: how many bad losses in a row, or nearly, a rule may ignore.
 
-Begin with `base`. docs/choosing.md shows the whole file of a new loss scale, and
+Begin with `base`. docs/own-loss-scale.md shows the whole file of a new loss scale, and
 CONTRIBUTING names its places elsewhere.
 """

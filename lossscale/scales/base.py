@@ -43,57 +43,43 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
-    smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
-    dividing the gradients afterwards, in float32, gives back their true size. A scale
-    that is too large makes gradients overflow, and that step is skipped.
+    smaller. Multiplying the loss multiplies every gradient; dividing the gradients
+    afterwards, in float32, gives back their true size. If the scale is too large,
+    gradients overflow, and the step is skipped.
 
-    To train, use a subclass such as `DynamicLossScale`. To write one of your own, pass
-    `initial_loss_scale` to this constructor, and implement `get_config` and the rule,
-    `next_state`. A class that passes none implements `__call__`, or holds another loss
-    scale in its attribute `loss_scale`. Then it has that one's value, and passes each
-    step on to it. This class does the rest, in replica and in cross-replica context:
+    To train, use a subclass such as `DynamicLossScale`. Your own implements
+    `get_config` and the rule, `next_state`: docs/own-loss-scale.md. The rest is here:
 
     ```
     update(grads):
-      is_finite = every gradient is finite        # check, on each replica
-      is_finite = is_finite on every replica      # agree, one scalar
+      is_finite = every gradient is finite        # on each replica
+      is_finite = is_finite on every replica      # an all-reduce of one scalar
       verdict = judge(state, is_finite)           # should_apply = is_finite
       if verdict.is_told: state = next_state(state, is_finite)
       should_apply_gradients = is_finite and verdict.should_apply
     ```
 
     A loss scale acts as its number: `loss * loss_scale` is a tensor, and in eager mode
-    `float(loss_scale)` and `f"{loss_scale:.0f}"` read it.
+    `float(loss_scale)` reads it.
 
     Args:
-      initial_loss_scale: A positive number within float32's normal range, the scale to
-        start with, or None: there is no variable `current_loss_scale`.
+      initial_loss_scale: A positive number within float32's normal range, or None: the
+        class holds another loss scale, or implements `__call__`.
 
     Attributes:
-      needs_largest: A boolean that a subclass sets in its class: whether `next_state`
-        also gets the greatest magnitude of a step's gradients.
-      left_out_as: A string that a subclass sets in its class if it overrides `judge`:
-        what the finite steps are that it leaves out, as in `"all zero"`.
-      checks_gradients: A boolean, whether steps are checked. If not, `update` returns
-        the Python value True, and every step is applied.
-      current_loss_scale: `float32` variable of shape `[]`. If a file or a rule made it
-        0, negative, infinite or NaN, the next step begins with `initial_loss_scale`.
-        One below the attribute `min_loss_scale`, if there is one, is raised to that.
-      skipped_steps: `int64` variable of shape `[]`, the number of steps whose gradients
-        were not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
-      consecutive_skipped_steps: `int64` variable of shape `[]`, the number of such
-        steps in a row up to the last step.
-      last_step_finite: `bool` variable of shape `[]`, whether the last step's gradients
-        were finite. True before the first step.
-      ignored_loss_steps: `int64` variable of shape `[]`, how many of `skipped_steps`
-        the rule ignored because the loss was not finite before it was scaled. None
-        unless an optimizer with `nonfinite_loss="skip"` uses this loss scale.
-      last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
-        step's gradients, which no file holds. None unless `needs_largest` is set or
-        `keep_largest` was called.
-
-    Source: Micikevicius et al., "Mixed Precision Training", section 3.2; see the page
-    *Origins*.
+      needs_largest: A boolean that a subclass sets: `next_state` gets `largest`, too.
+      left_out_as: A string that a subclass sets if it overrides `judge`: what reports
+        call the steps that it leaves out, such as `"all zero"`.
+      checks_gradients: A boolean. If it is False, every step is applied.
+      current_loss_scale: `float32` variable of shape `[]`.
+      skipped_steps: `int64` variable of shape `[]`: steps whose gradients were not
+        finite. Read it with `.numpy()`.
+      consecutive_skipped_steps: `int64` variable of shape `[]`: those in a row.
+      last_step_finite: `bool` variable of shape `[]`, True before the first step.
+      ignored_loss_steps: `int64` variable of shape `[]`: the skipped steps that
+        `nonfinite_loss="skip"` ignored, or None.
+      last_largest: `float32` variable of shape `[]`: the last step's greatest
+        magnitude, or None.
     """
 
     needs_largest: bool = False
@@ -103,7 +89,6 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
     initial_loss_scale: float
     has_scaled: bool = False
     has_been_read: bool = False
-    #: Whether a step can change the value.
     _can_change: bool = True
     #: Which of the methods in `subclasses` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
@@ -366,9 +351,9 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
-        """Like `scale`, but multiplies by `loss_scale`, a value taken from this before.
+        """Like `scale`, but multiplies by a scale read earlier with `loss_scale()`.
 
-        That is what `loss_scale()` returned: the loss and a metric can have the same.
+        So the loss and a metric can have the same.
         """
         self.__dict__.update(has_scaled=True)
         if self._observer is not None:

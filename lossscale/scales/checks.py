@@ -1,8 +1,4 @@
-"""Checks of what a user's loss scale returns, and of what `adjust` is given.
-
-Each returns the value in the form that a step needs, or raises an error that says what
-to write. They change nothing.
-"""
+"""Checks of what a user's loss scale returns, and of what `adjust` is given."""
 
 from __future__ import annotations
 
@@ -44,10 +40,7 @@ def variable_of(loss_scale: LossScale, name: str) -> Variable:
 def checked_values(
     loss_scale: LossScale, wanted: str, values: Any
 ) -> Dict[str, Tensor]:
-    """Returns new values by name as tensors of the variables' dtypes, or raises.
-
-    `wanted` is how an error begins.
-    """
+    """Returns new values by name as tensors, or an error that `wanted` begins."""
     if not isinstance(values, collections.abc.Mapping):
         raise TypeError(
             f"{wanted} a dictionary of new values by the names of variables, got "
@@ -84,10 +77,7 @@ def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
 def checked_verdict(
     loss_scale: LossScale, verdict: Any, kind: Type[Any]
 ) -> Tuple[Flag, Flag, Dict[str, Tensor]]:
-    """Returns the fields of a verdict: flags of shape `[]`, and values. Or raises.
-
-    `kind` is the class Verdict.
-    """
+    """Returns the fields of a verdict, an object of class `kind`, or raises."""
     wanted = f"`judge` of {type(loss_scale).__name__} must return a Verdict"
     found: Any = verdict
     if not isinstance(found, kind):

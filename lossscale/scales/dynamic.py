@@ -17,7 +17,6 @@ from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 
-#: The events that may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
 #: The smallest number that float32 rounds to infinity.
 _INFINITE = 2.0**128 - 2.0**103
@@ -43,9 +42,9 @@ _ARGUMENTS = arguments.Declared(
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and falls when they are not.
 
-    Use it unless you know how large the scale can be. It starts high, is halved at each
-    overflow, and doubles after many finite steps, so that it stays near the largest
-    scale that works:
+    Use it unless you know the right scale. It starts high, is halved at each overflow,
+    and doubles after many finite steps, to stay near the largest scale that works.
+    `next_state` is the rule; docs/choosing.md says when to change it.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:
@@ -55,67 +54,35 @@ class DynamicLossScale(LossScale):
     8.0
     4.0
 
-    ```
-    state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
-    next_state(state, is_finite):
-      searches = search_period is not None and no step was bad so far
-      if is_finite:
-        good += 1
-        if "good" in hysteresis_reset: bad = 0
-        if good >= (search_period if searches else increment_period):
-          good = 0
-          if "growth" in hysteresis_reset: bad = 0
-          if max_loss_scale is not None: S = min(S * multiplier, max_loss_scale)
-          elif S * multiplier is finite: S = S * multiplier
-      else:
-        good = 0
-        bad += 1
-        if bad >= hysteresis and cooldown == 0 and not tolerated:
-          cooldown = backoff_cooldown          # it counts down at each step
-          S = min(S, max(S * backoff_factor, min_loss_scale))
-          if "backoff" in hysteresis_reset: bad = 0
-    ```
-
     Args:
-      initial_loss_scale: A number, the scale to start with. Start high: a scale that is
-        too high falls at every step, one that is too low rises once in
-        `increment_period` steps.
-      increment_period: An integer. The scale grows after this many finite steps in a
-        row.
-      multiplier: A number above 1, by which the scale is multiplied when it grows.
-      backoff_factor: A number below 1, by which the scale is multiplied at an overflow,
-        or None, to divide it by `multiplier`.
-      hysteresis: An integer, how many bad steps lower the scale once. Every bad step is
-        skipped, whatever this is.
-      hysteresis_reset: A tuple of `"good"`, `"growth"` and `"backoff"`, the events that
-        clear the count of bad steps: a finite step, and a change of the scale, even one
-        that a bound prevented.
+      initial_loss_scale: A number, the first scale. It falls faster than it rises.
+      increment_period: An integer, after how many finite steps in a row it grows.
+      multiplier: A number above 1, by which it grows.
+      backoff_factor: A number below 1, by which it falls, or None, to divide it by
+        `multiplier`.
+      hysteresis: An integer, how many bad steps, all skipped, lower the scale once.
+      hysteresis_reset: A tuple of `"good"`, `"growth"`, `"backoff"`: what clears
+        `bad_steps`.
       min_loss_scale: A number, the floor.
-      max_loss_scale: A number, the ceiling, or None: only float32 bounds the scale.
-      search_period: An integer, which replaces `increment_period` until the first bad
-        step, or None: there is no search.
-      backoff_cooldown: An integer, for how many steps the scale stays after it has
-        backed off, or None.
-      overflow_tolerance: A number from 0 to 1, or None. An overflow leaves the scale as
-        it is while `window_bad_steps / window_steps` is below it.
+      max_loss_scale: A number, the ceiling, or None: float32's.
+      search_period: An integer, `increment_period` until the first bad step, or None.
+      backoff_cooldown: An integer, how many steps the scale stays after a fall, or
+        None.
+      overflow_tolerance: A number from 0 to 1, the least share of bad steps that lowers
+        the scale, or None.
 
     Attributes:
-      good_steps: `int64` variable of shape `[]`, finite steps in a row since the scale
-        last grew, or a bound kept it from growing.
-      bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
-      cooldown_steps: `int64` variable of shape `[]`, for how many more steps the scale
-        does not back off. None without `backoff_cooldown`.
-      window_steps: `int64` variable of shape `[]`, the steps since the scale last grew
-        or backed off. None without `overflow_tolerance`.
-      window_bad_steps: `int64` variable of shape `[]`, the bad steps since it last
-        backed off. None without `overflow_tolerance`.
+      good_steps: `int64` variable of shape `[]`, finite steps in a row since it grew.
+      bad_steps: `int64` variable of shape `[]`, what `hysteresis` counts.
+      cooldown_steps: `int64` variable of shape `[]`, or None.
+      window_steps: `int64` variable of shape `[]`, or None.
+      window_bad_steps: `int64` variable of shape `[]`, or None.
 
     Raises:
       TypeError: An argument has the wrong type.
-      ValueError: An argument is out of its range, or the bounds are out of order.
+      ValueError: An argument is out of range, or the bounds are out of order.
 
-    Source: TensorFlow's `DynamicLossScale`, which this is with its defaults, bit for
-    bit. The page *Origins* has the source of each argument.
+    Source: docs/origins.md.
     """
 
     def __init__(
@@ -186,6 +153,34 @@ class DynamicLossScale(LossScale):
     _num_good_steps = property(lambda self: self.good_steps)
 
     def next_state(self, state: Any, is_finite: Flag) -> Dict[str, Tensor]:
+        """Returns the values of the variables after one step, by this rule.
+
+        ```
+        state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
+        next_state(state, is_finite):
+          searches = search_period is not None and no step was bad so far
+          if is_finite:
+            good += 1
+            if "good" in hysteresis_reset: bad = 0
+            if good >= (search_period if searches else increment_period):
+              good = 0
+              if "growth" in hysteresis_reset: bad = 0
+              if max_loss_scale is not None: S = min(S * multiplier, max_loss_scale)
+              elif S * multiplier is finite: S = S * multiplier
+          else:
+            good = 0
+            bad += 1
+            if bad >= hysteresis and cooldown == 0 and not tolerated:
+              cooldown = backoff_cooldown          # it counts down at each step
+              S = min(S, max(S * backoff_factor, min_loss_scale))
+              if "backoff" in hysteresis_reset: bad = 0
+        ```
+
+        A step is tolerated if `window_bad_steps / window_steps` is below
+        `overflow_tolerance`, with this step in both. The first counts the bad steps
+        since the scale last fell, the second all steps since it last rose or fell. With
+        the defaults, this is TensorFlow's rule bit for bit.
+        """
         zero, is_bad = tf.constant(0, tf.int64), tf.logical_not(is_finite)
         scale, bad, new = state.current_loss_scale, state.bad_steps, {}
 
@@ -236,8 +231,8 @@ class DynamicLossScale(LossScale):
             # float32 holds the product exactly, and it is not computed if it is
             # infinite.
             if ceiling is None:
-                is_room = scale < 2.0**128 / multiplier
-                return scale * select(is_room, multiplier, 1.0)
+                fits = scale < 2.0**128 / multiplier
+                return scale * select(fits, multiplier, 1.0)
             highest = ceiling / multiplier
             if highest >= arguments.FLOAT32_MIN:
                 return tf.minimum(scale, highest) * multiplier
@@ -267,5 +262,5 @@ class DynamicLossScale(LossScale):
 
 
 def _is_power_of_two(multiplier: float) -> bool:
-    """Tells whether float32 holds a multiplier and its reciprocal exactly."""
+    """Whether float32 holds a multiplier and its reciprocal exactly."""
     return math.frexp(multiplier)[0] == 0.5 and multiplier <= 2.0**126

@@ -21,8 +21,8 @@ _ARGUMENTS = arguments.Declared(
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 
-    Take it if you know your model's gradients. It costs less than a dynamic one, since
-    by default, as in TensorFlow, nobody looks at the gradients: a NaN or an infinity is
+    Use it if you know your model's gradients. It costs less than a dynamic one,
+    since by default, as in TensorFlow, it checks no gradient: a NaN or an infinity is
     applied. With `skip_nonfinite` such steps are skipped and counted.
 
     >>> loss_scale = FixedLossScale(128)
@@ -33,16 +33,14 @@ class FixedLossScale(LossScale):
 
     Args:
       loss_scale_value: A positive number within float32's normal range.
-      skip_nonfinite: Whether a step whose gradients are not finite is skipped. If
-        False, `update` returns the Python value True, so that callers build no branch,
-        and the counters never change.
+      skip_nonfinite: A boolean, whether to skip a step whose gradients are not finite.
+        If False, `update` returns the Python value True, and no counter ever changes.
 
     Raises:
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale_value` is not within float32's normal range.
 
-    Source: TensorFlow 2.21 `python/training/experimental/loss_scale.py` for the
-    default. `skip_nonfinite` is ours; TensorFlow 1.15's contrib optimizer skips always.
+    Source: docs/origins.md.
     """
 
     _can_change = False

@@ -13,10 +13,8 @@ from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales.base import LossScale
 
-#: The largest number of float16. Scaled gradients must not be larger.
 FLOAT16_MAX = 65504.0
-#: The largest power of two of float32.
-_HIGHEST = 2.0**127
+_HIGHEST = 2.0**127  # float32's largest power of two
 #: The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000
 _ARGUMENTS = arguments.Declared(
@@ -38,56 +36,36 @@ class HeadroomLossScale(LossScale):
     doublings free above the largest gradient, for larger ones of later steps. It has
     found its size after the first good step; until then overflows halve it.
 
-    ```
-    state   S = initial_loss_scale, peak = 0, good = 0
-            highest = 2**127 if max_loss_scale is None else max_loss_scale
-            ceiling = highest
-    next_state(state, is_finite, largest):
-      if is_finite:
-        peak = max(largest, peak * 2**(-1 / half_life))
-        good += 1
-        if good >= increment_period:
-          good = 0
-          ceiling = min(2 * ceiling, highest)
-      else:               # an overflow: no largest gradient is known
-        good = 0
-        ceiling = max(min(ceiling, S) / 2, min_loss_scale)
-      wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
-      S = max(min(wanted, ceiling), min_loss_scale)
-    ```
-
-    Gradients of activations are float16, too, and may be larger than those of weights.
-    When they overflow, the ceiling falls, and the scale with it.
-
     >>> loss_scale = HeadroomLossScale()
     >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
     >>> float(loss_scale)  # 2**-10 times 2**21 is 2**11, nearly 5 doublings below 65504
     2097152.0
 
+    Gradients of activations are float16, too, and may be larger than those of weights.
+    When they overflow, the ceiling falls, and the scale with it. `next_state` is the
+    whole rule.
+
     Args:
-      initial_loss_scale: The scale of the first step.
-      headroom: The largest scaled gradient is kept at least this many doublings below
-        float16's 65504, and at most one more, since the scale stays a power of two. A
-        whole number.
-      half_life: After this many steps, a number above 0, `peak` has fallen to half. If
-        the gradients have become smaller, the scale has doubled by then.
-      increment_period: After this many good steps in a row the ceiling doubles.
-      min_loss_scale: The floor.
-      max_loss_scale: The highest ceiling. None: 2**127.
+      initial_loss_scale: A number, the scale of the first step.
+      headroom: An integer, how many doublings below float16's 65504 the largest scaled
+        gradient stays at least. At most it is one more, since the scale stays a power
+        of two.
+      half_life: A number above 0, after how many steps `peak` has fallen to half, so
+        that the scale can double in that time.
+      increment_period: An integer, after how many good steps in a row the ceiling
+        doubles.
+      min_loss_scale: A number, the floor.
+      max_loss_scale: A number, the highest ceiling, or None: 2**127.
 
     Attributes:
-      current_loss_scale: `float32` variable of shape `[]`.
       peak: `float32` variable of shape `[]`, the largest recent gradient.
       ceiling: `float32` variable of shape `[]`, lowered by overflows.
-      good_steps: `int64` variable of shape `[]`, finite steps in a row. After
-        `increment_period` of them it is 0 again.
+      good_steps: `int64` variable of shape `[]`, finite steps in a row since the
+        ceiling rose.
 
     Raises:
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range, or the bounds are out of order.
-
-    Source: ours; start, period and floor are those of `DynamicLossScale`.
-    `benchmarks/policies.py` shows how headroom and half-life change a run.
     """
 
     needs_largest = True
@@ -121,6 +99,26 @@ class HeadroomLossScale(LossScale):
     def next_state(
         self, state: Any, is_finite: Flag, largest: Scalar = None
     ) -> Dict[str, Tensor]:
+        """Returns the values of the variables after one step, by this rule.
+
+        ```
+        state   S = initial_loss_scale, peak = 0, good = 0
+                highest = 2**127 if max_loss_scale is None else max_loss_scale
+                ceiling = highest
+        next_state(state, is_finite, largest):
+          if is_finite:
+            peak = max(largest, peak * 2**(-1 / half_life))
+            good += 1
+            if good >= increment_period:
+              good = 0
+              ceiling = min(2 * ceiling, highest)
+          else:               # an overflow: no largest gradient is known
+            good = 0
+            ceiling = max(min(ceiling, S) / 2, min_loss_scale)
+          wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
+          S = max(min(wanted, ceiling), min_loss_scale)
+        ```
+        """
         scale, zero = state.current_loss_scale, tf.constant(0, tf.int64)
         fading = state.peak * 2.0 ** (-1.0 / self.half_life)
         peak = tf.where(is_finite, tf.maximum(largest, fading), state.peak)
@@ -133,9 +131,9 @@ class HeadroomLossScale(LossScale):
         ceiling = tf.where(grows, raised, state.ceiling)
         ceiling = tf.where(is_finite, ceiling, lowered)
         # The exponent bits are the power of two. A logarithm would round.
-        room = FLOAT16_MAX * 2.0**-self.headroom
-        least = max(room / _HIGHEST, arguments.FLOAT32_MIN)  # 2**127 is wanted at most
-        bits = tf.bitcast(room / tf.maximum(peak, least), tf.int32)
+        most = FLOAT16_MAX * 2.0**-self.headroom  # that `peak` may be, scaled
+        least = max(most / _HIGHEST, arguments.FLOAT32_MIN)  # 2**127 is wanted at most
+        bits = tf.bitcast(most / tf.maximum(peak, least), tf.int32)
         wanted = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
         wanted = tf.where(peak > 0.0, wanted, scale)
         return {

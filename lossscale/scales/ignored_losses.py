@@ -50,8 +50,7 @@ SINCE_3_1_0 = (IGNORED_STEPS, LEVEL, LEVEL_AT)
 def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
     """Returns the level after a step with a bad loss, and whether the step counts.
 
-    `level` is an `int64` tensor, as it was after the last such step. `applied` is how
-    many steps were applied since.
+    `applied` is how many steps were applied since the last one.
     """
     higher = tf.maximum(level - applied, 0) + _ADDED
     counts = higher >= _MOST
@@ -59,10 +58,7 @@ def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
 
 
 def count_ignored_steps(loss_scale: LossScale) -> None:
-    """Has a loss scale count the bad steps that its rule ignores.
-
-    An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
-    """
+    """Has a loss scale count ignored bad steps. Called in the strategy's scope."""
     if loss_scale.ignored_loss_steps is None:
         # Of a chain only the outermost has it: its name needs no prefix.
         counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
@@ -74,10 +70,7 @@ class IgnoredLosses:
     """The level of one optimizer, in variables that each file with its state holds."""
 
     def __init__(self, applied_steps: Optional[Callable[[], Any]]) -> None:
-        """`applied_steps` returns the optimizer's count of applied steps, a variable.
-
-        None: nobody counts them.
-        """
+        """`applied_steps` returns the optimizer's count of applied steps, or None."""
         self._applied_steps = applied_steps
         #: The level after the last step with a bad loss.
         self.level = replicas.new_variable(LEVEL, 0, tf.int64)
@@ -88,18 +81,13 @@ class IgnoredLosses:
 
     @property
     def saved(self) -> Dict[str, Variable]:
-        """The variables that files hold, by their names there."""
         return {LEVEL: self.level, LEVEL_AT: self.at}
 
     def counts(self, is_of_loss: Flag) -> Flag:
-        """Tells whether a bad step counts as an overflow, and moves the level.
-
-        `is_of_loss` tells whether a bad loss was at fault, for all replicas. Called in
-        a branch that only bad steps take.
-        """
+        """Whether a bad step counts. Moves the level if a loss was at fault."""
         applied = self._applied()
         level, at = tf.convert_to_tensor(self.level), tf.convert_to_tensor(self.at)
-        # Somebody may have set the optimizer's count back.
+        # The optimizer's count may have been set back.
         since = tf.maximum(applied - at, 0)
         higher, counts = raised(level, since)
         counts = tf.logical_and(is_of_loss, counts)
@@ -113,7 +101,6 @@ class IgnoredLosses:
             return tf.logical_or(counts, tf.logical_not(is_of_loss))
 
     def _applied(self) -> Scalar:
-        """Returns how many steps the optimizer has applied."""
         if self._applied_steps is None:
             return tf.constant(0, tf.int64)
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for

@@ -60,8 +60,7 @@ def get(identifier: Any) -> Optional[LossScale]:
         return ours
     raise TypeError(
         "`loss_scale` must be a number, a preset's name, a config, a LossScale or a "
-        f"LossScaleManager, got {shown(identifier)} of type "
-        f"{type(identifier).__name__}."
+        f"LossScaleManager, got {arguments.typed(identifier)}."
     )
 
 
@@ -92,8 +91,8 @@ def deserialize(
 
     Args:
       config: `{"class_name": ..., "config": ...}`, or Keras's own form of it.
-      custom_objects: Your own classes by name, unless they are registered with
-        `keras.saving.register_keras_serializable`.
+      custom_objects: A dict of your own classes by name, unless you registered them
+        with `keras.saving.register_keras_serializable`.
 
     Returns:
       A `LossScale` in its initial state.
@@ -122,9 +121,11 @@ def _deserialized(
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         if getattr(cls, "__module__", None) == removed.__name__:
             raise ValueError(removed.sentence(cls.__name__))
+        known = [each.__name__ for each in LossScale.__subclasses__()]
+        near = arguments.did_you_mean(name, [*known, *(custom_objects or {})])
         raise ValueError(
             f"`{argument}` must name a LossScale class that is registered, got "
-            f"{name!r}. Pass custom_objects={{...}}, or register the class with "
+            f"{name!r}.{near} Pass custom_objects={{...}}, or register the class with "
             "keras.saving.register_keras_serializable()."
         )
     given = {} if config.get("config") is None else config["config"]

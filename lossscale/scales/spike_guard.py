@@ -22,7 +22,6 @@ _LOG_ABOVE = 89.0
 
 
 def _to_guard(name: str, identifier: Any) -> LossScale:
-    """Returns the loss scale that `identifier` stands for, if a guard can hold it."""
     del name  # `get` and the errors below have the same
     found = serialization.get(identifier)
     if found is None:
@@ -32,8 +31,8 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
         )
     if isinstance(found, SpikeGuard):
         raise ValueError(
-            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
-            "loss scale that it holds: SpikeGuard(guard.loss_scale)."
+            "`loss_scale` must not be a SpikeGuard itself, got one. Guard the loss "
+            "scale that it holds: SpikeGuard(guard.loss_scale)."
         )
     return found
 
@@ -51,10 +50,9 @@ _ARGUMENTS = arguments.Declared(
 class SpikeGuard(LossScale):
     """A loss scale that holds another one, and skips steps with huge gradients.
 
-    A bad batch, a wrong label or a damaged file can make finite gradients that are a
-    thousand times larger than usual. Applied once, they can cost a run all that it has
-    learned. Use the guard instead of the loss scale that it holds, whose value it has;
-    for a bfloat16 or float32 run, write `SpikeGuard(1)`:
+    Use it instead of the loss scale that it holds, whose value it has, if bad batches
+    may make finite gradients that are a thousand times too large; for bfloat16 and
+    float32, write `SpikeGuard(1)`:
 
     >>> guard = SpikeGuard(1, window=4)
     >>> steps = [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]
@@ -63,56 +61,33 @@ class SpikeGuard(LossScale):
     >>> int(guard.spikes)
     1
 
-    ```
-    state   recent = [], limit = M, spikes = 0, above_in_a_row = 0
-                                        # M is float32's largest number
-    judge(state, is_finite, largest):
-      if is_finite:
-        above_in_a_row = above_in_a_row + 1 if largest > limit else 0
-      is_spike = is_finite and 0 < above_in_a_row <= max_in_a_row
-      if is_spike: spikes += 1
-      should_apply_gradients = is_finite and not is_spike
-    next_state(state, is_finite, largest):  # not at a spike; loss_scale's runs, too
-      if is_finite and largest >= 2**-126:  # zero has no logarithm
-        recent = (recent + [largest])[-window:]
-      if len(recent) == window:             # in float64, and limit rounded to float32
-        logs = [log(each) for each in recent]
-        mean = sum(logs) / window
-        deviation = sqrt(sum((x - mean)**2 for x in logs) / window)
-        room = max(threshold * deviation, log(min_ratio))
-        limit = min(exp(mean + room), M)
-    ```
-
-    To `loss_scale` and to the counters of skipped steps a spike is no step. After
-    `max_in_a_row` spikes in a row the guard applies all steps until one is below the
-    limit again, so that it learns a new level of gradients.
+    `judge` and `next_state` are the rule; docs/choosing.md explains it. To `loss_scale`
+    and to the counters of skipped steps a spike is no step.
 
     Args:
-      loss_scale: The loss scale to guard: whatever `lossscale.get` accepts, except None
-        and a SpikeGuard. It may leave steps out, too: a step is applied if both apply
-        it, and the rules of both learn of it if both would have them learn.
-      threshold: A positive number of standard deviations. A step further above the mean
-        of the last ones is a spike.
+      loss_scale: Whatever `lossscale.get` accepts, except None and a SpikeGuard: the
+        loss scale to guard. A step is applied if both apply it.
+      threshold: A positive number: spikes are so many standard deviations above the
+        mean of the last steps.
       window: An integer of 2 or more, the number of steps to compare with.
       max_in_a_row: An integer, how many spikes in a row are skipped.
-      min_ratio: A number above 1. A step is no spike if its largest gradient is at most
-        this many times the geometric mean of `recent`.
+      min_ratio: A number above 1. A gradient of at most this many times the usual size
+        is no spike.
 
     Attributes:
       loss_scale: The `LossScale` that this guard holds.
       recent: `float32` variable of shape `[window]`, the largest gradients of the last
-        applied steps, the newest last, with zeros in the place of those to come.
+        applied steps, newest last.
       limit: `float32` variable of shape `[]`. A larger gradient is a spike.
-      spikes: `int64` variable of shape `[]`, the number of steps that this guard has
-        skipped.
-      above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps
-        in a row were above the limit, skipped or not.
+      spikes: `int64` variable of shape `[]`, how many steps the guard has skipped.
+      above_in_a_row: `int64` variable of shape `[]`, the last finite steps above the
+        limit, skipped or not.
 
     Raises:
       TypeError: An argument has the wrong type, or `loss_scale` overrides `update`.
       ValueError: An argument is out of its range, or `loss_scale` is a SpikeGuard.
 
-    Source: OLMo-core, levanter and llm.c; see the page *Origins*.
+    Source: OLMo-core, levanter and llm.c: docs/origins.md.
     """
 
     needs_largest = True
@@ -145,6 +120,21 @@ class SpikeGuard(LossScale):
         self.above_in_a_row = self._add_weight("above_in_a_row", 0, tf.int64)
 
     def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
+        """Leaves a spike out, by this rule.
+
+        ```
+        state   limit = M, spikes = 0, above_in_a_row = 0    # M is float32's largest
+        judge(state, is_finite, largest):
+          if is_finite:
+            above_in_a_row = above_in_a_row + 1 if largest > limit else 0
+          is_spike = is_finite and 0 < above_in_a_row <= max_in_a_row
+          if is_spike: spikes += 1
+          should_apply_gradients = is_finite and not is_spike
+        ```
+
+        After `max_in_a_row` spikes in a row all steps are applied until one is below
+        the limit again.
+        """
         above = tf.where(largest > state.limit, state.above_in_a_row + 1, 0)
         above = tf.where(is_finite, above, state.above_in_a_row)
         gives_way = tf.logical_or(above < 1, above > self.max_in_a_row)
@@ -162,6 +152,21 @@ class SpikeGuard(LossScale):
     def next_state(
         self, state: Any, is_finite: Flag, largest: Scalar = None
     ) -> Dict[str, Tensor]:
+        """Returns the new limit. It is not called at a spike, nor is `loss_scale`'s.
+
+        ```
+        state   recent = []
+        next_state(state, is_finite, largest):
+          if is_finite and largest >= 2**-126:  # zero has no logarithm
+            recent = (recent + [largest])[-window:]
+          if len(recent) == window:         # in float64, and limit rounded to float32
+            logs = [log(each) for each in recent]
+            mean = sum(logs) / window
+            deviation = sqrt(sum((x - mean)**2 for x in logs) / window)
+            distance = max(threshold * deviation, log(min_ratio))
+            limit = min(exp(mean + distance), M)
+        ```
+        """
         moved = tf.concat([state.recent[1:], tf.reshape(largest, [1])], 0)
         enters = tf.logical_and(is_finite, largest >= arguments.FLOAT32_MIN)
         recent = tf.where(enters, moved, state.recent)
@@ -171,8 +176,8 @@ class SpikeGuard(LossScale):
         mean = tf.reduce_mean(logs)
         distances = logs - mean
         deviation = tf.sqrt(tf.reduce_mean(distances * distances))
-        room = tf.maximum(self.threshold * deviation, math.log(self.min_ratio))
-        limit = tf.exp(tf.minimum(mean + room, _LOG_ABOVE))  # is finite
+        distance = tf.maximum(self.threshold * deviation, math.log(self.min_ratio))
+        limit = tf.exp(tf.minimum(mean + distance, _LOG_ABOVE))  # is finite
         limit = tf.cast(tf.minimum(limit, arguments.FLOAT32_MAX), tf.float32)
         limit = tf.where(recent[0] > 0.0, limit, arguments.FLOAT32_MAX)
         return {"recent": recent, "limit": limit}

@@ -1,7 +1,4 @@
-"""How a loss scale is used: what it reports of that, and what others ask of it.
-
-Optimizers and monitors call these functions. Programs call the methods in `base`.
-"""
+"""How a loss scale is used: what it reports of that, and what others ask of it."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
 
 
 def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
-    """Returns the scaled loss, and reports it to the observer.
-
-    `owner` is the `PendingDivision` of the optimizer, None for a call of `scale`.
-    """
+    """Returns the scaled loss, and reports it to the observer."""
     value, observer = loss_scale._value(), loss_scale._observer
     if owner is not None and "scale" in loss_scale._overridden:
         product = Product(loss, value, None, loss_scale.scale(loss))
@@ -75,7 +69,7 @@ def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
 
 
 def multiplies_itself(loss_scale: LossScale) -> bool:
-    """Tells whether a subclass multiplies losses in its own way."""
+    """Whether a subclass multiplies losses in its own way."""
     return bool(loss_scale._overridden & {"scale", "scale_by"})
 
 
@@ -90,18 +84,18 @@ def shown_value(loss_scale: LossScale) -> float:
 
 
 def can_change(loss_scale: LossScale) -> bool:
-    """Tells whether a step can change the value."""
+    """Whether a step can change the value."""
     is_its_own = "_value" in loss_scale._overridden
     return bool((loss_scale if is_its_own else unguarded(loss_scale))._can_change)
 
 
 def was_used(loss_scale: LossScale) -> bool:
-    """Tells whether anybody has scaled a loss by it, or read it as a tensor."""
+    """Whether anybody has scaled a loss by it, or read it as a tensor."""
     return bool(loss_scale.has_scaled or loss_scale.has_been_read)
 
 
 def takes_the_flag(loss_scale: LossScale) -> bool:
-    """Tells whether it is adjusted by the flag, not in an `update` of its own."""
+    """Whether it is adjusted by the flag, not in an `update` of its own."""
     return "update" not in loss_scale._overridden
 
 

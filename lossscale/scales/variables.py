@@ -26,14 +26,12 @@ class Stateful(tf.Module):
     if not TYPE_CHECKING:  # or a type checker would allow every name
 
         def __getattr__(self, name: str) -> Any:
-            """Is called for what is missing."""
             if "_unsaved" in vars(self) and hasattr(type(self), name):
                 # A property has raised: what it lacks is to be named, and not itself.
                 return object.__getattribute__(self, name)
             raise self._missing(name)
 
     def _missing(self, name: str) -> AttributeError:
-        """Returns the error for an attribute that is missing."""
         cls = type(self).__name__
         problem = f"{cls!r} object has no attribute {name!r}"
         if "_unsaved" not in vars(self):
@@ -79,7 +77,7 @@ class Stateful(tf.Module):
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
-        It has TensorFlow's name, so that subclasses of its LossScale work here, too.
+        Named as in tf.train.experimental.LossScale, for compatibility.
         """
         variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)

@@ -31,7 +31,7 @@ class Simulation:
       is_finite: A `bool` array of shape `[steps]`, whether the gradients were finite.
       applied: A `bool` array of shape `[steps]`, whether the step was applied.
       final_loss_scale: A float, the scale after the last step.
-      limit: The `limit` that `simulate` used, or None.
+      limit: A float array of shape `[steps]`, the limits that were used, or None.
     """
 
     loss_scale: Array
@@ -142,39 +142,29 @@ def simulate(
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
     The scale falls to 2**12 in three steps. Then it tries 2**13 after every 20 good
-    steps, in vain. A loss scale that looks at the gradients gets `largest`, or without
-    it 65504 / `limit`:
+    steps, in vain. docs/simulate.md has more programs.
 
-    >>> simulate(lossscale.HeadroomLossScale(), limit=limit)
-    Simulation(steps=100, steps_lost=3, longest_stall=3, log2_below_limit=3.96)
-
-    It calls the object's own `adjust`, also that of a subclass, once per step, compiled
-    by XLA for the CPU. A rule that XLA cannot compile runs in a graph, far slower. The
-    run begins with the object's current state, and works on a copy.
+    It calls `adjust` once per step on a copy, which begins with the current state.
 
     Args:
       loss_scale: A `LossScale`.
-      is_finite: The run's flags: a `bool` array of shape `[steps]`.
-      limit: Instead of flags, a float array of shape `[steps]` without NaN. A step
-        overflows if its scale is greater than its limit.
-      largest: A float array of shape `[steps]`: the greatest magnitude of each step's
-        unscaled gradients, none of them negative or NaN. Without flags and limits, the
-        limits are 65504 / largest. If flags or limits are given, only a loss scale
-        that looks at the gradients uses it. None: 65504 / limit.
-      bad_losses: A `bool` array of shape `[steps]`: the steps whose loss was not finite
-        before it was scaled, so that no scale helps. Their gradients count as not
-        finite, whatever the flags or limits say. None: there are none.
-      nonfinite_loss: As in `LossScaleOptimizer`: such steps count as overflows
-        (`"backoff"`), or the rule ignores them unless there are many (`"skip"`): the
-        tenth in a row counts, and some of them if more than one step in five is one.
+      is_finite: A `bool` array of shape `[steps]`, the run's flags, or None.
+      limit: A float array of shape `[steps]` without NaN, or None, instead of flags: a
+        step overflows if its scale is greater.
+      largest: A float array of shape `[steps]`, the greatest magnitude of each step's
+        unscaled gradients, or None: 65504 / `limit`. Alone, the limits are 65504 /
+        `largest`; otherwise only a loss scale that looks at the gradients uses it.
+      bad_losses: A `bool` array of shape `[steps]`, or None: the steps whose unscaled
+        loss was not finite. So are their gradients, whatever flags or limits say.
+      nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`: whether such
+        steps count as overflows.
 
     Returns:
       A `Simulation`.
 
     Raises:
-      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype or is
-        missing, as `largest` beside flags for a loss scale that looks at the gradients,
-        or both `is_finite` and `limit` are given.
+      TypeError: An argument has the wrong type or dtype, is missing, or excludes
+        another one.
       ValueError: An array has the wrong shape, or a number that it must not hold.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
@@ -275,11 +265,7 @@ def _copy(loss_scale: LossScale) -> LossScale:
 def _replay(
     loss_scale: LossScale, run: List[Array], options: Dict[str, bool]
 ) -> Tuple[Array, Array]:
-    """Returns the scale of each step and after the last, and what was applied.
-
-    `run` are the flags or limits, the largest gradients, and the steps that the rule
-    ignores unless there are many.
-    """
+    """Returns the scale of each step and after the last, and what was applied."""
     loss_scale = _copy(loss_scale)
     steps, ignores = len(run[0]), run[-1].any()
     if ignores:

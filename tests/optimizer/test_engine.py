@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard
 from models import compiled
 from strategies import last_replica_gets, scope_of
 
@@ -235,3 +236,13 @@ def test_neither_the_engine_nor_what_it_stands_on_knows_a_keras():
             if "keras" in each.lower() and each != "keras_versions"
         ]
         assert not named, module
+
+
+def test_a_warning_begins_with_the_engine_and_its_first_variable():
+    weights = [tf.Variable([1.0], name=name) for name in ("first", "second")]
+    engine = LossScaleEngine()
+    with heard() as told:
+        engine.apply([tf.constant([1.0])] * 2, weights, lambda *_: None)
+    (message,) = told
+    begins = "LossScaleEngine for 'first' and others: The loss was never scaled"
+    assert message.startswith(begins)

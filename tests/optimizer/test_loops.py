@@ -15,6 +15,7 @@ from lossscale import (
     LossScaleOptimizer,
     LossScaleWarning,
 )
+from lossscale.runtime.keras_versions import variable_name
 
 INF = float("inf")
 #: The gradients of a step, and those with an infinity among them.
@@ -136,6 +137,8 @@ def test_a_loss_that_was_never_scaled_is_told_of_once(trained, mode):
         for _ in range(2):
             step()
     (message,) = told
+    name = variable_name(trained.variables[0])
+    assert message.startswith(f"LossScaleOptimizer for {name!r}: The loss was never")
     assert "optimizer.scale_loss" in message
     assert "# <- add" in message
     assert trained.subtracted() == 1.0

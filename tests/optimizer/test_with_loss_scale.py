@@ -155,14 +155,15 @@ def test_gradients_of_a_function_that_was_traced(trained, unscales, later):
     apply = compiled(trained.apply, later)
     with heard() as messages:
         apply(compute(factor))
-    assert [message[:25] for message in messages] == ["The loss was never scaled"]
+    (message,) = messages
+    assert ": The loss was never scaled" in message
     assert trained.subtracted() == 1.0
     old.loss_scale.current_loss_scale.assign(4.0)
     apply(compute(factor))
     assert trained.subtracted() == 1.5
 
 
-@pytest.mark.filterwarnings("ignore:The loss was never scaled")
+@pytest.mark.filterwarnings("ignore:.*The loss was never scaled")
 def test_an_overflow_that_was_seen_is_not_forgotten(trained):
     grads = [tf.clip_by_value(g, -1.0, 1.0) for g in trained.unscaled(INF)]
     replaced(trained, DynamicLossScale(32.0))
