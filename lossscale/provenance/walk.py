@@ -286,7 +286,7 @@ def _returned(
         return [_either(of_inputs[0], *kinds) for kinds in zip(*branches)]
     if operation in LOOPS:
         for _ in range(_TURNS):  # the results of one turn are the inputs of the next
-            after, condition = (_returned("", (each,), of_inputs) for each in called)
+            after, condition = (_returned("", (name,), of_inputs) for name in called)
             if after is None or condition is None:
                 return None
             chosen_by = CHANGED if CHANGED in condition else None

@@ -168,7 +168,7 @@ provenance/origins.py: optimizer/test_blame.py
       + pass
 provenance/origins.py: optimizer/test_nonfinite_loss.py
     blame: unscaled gradients are of no loss
-      - values += [value for each in _lists_among(kinds) for value in each.losses]
+      - values += [value for unscaled in _lists_among(kinds) for value in unscaled.losses]
       + pass
 optimizer/sharing.py: optimizer/test_sharing.py
     step: each optimizer of a step adjusts a shared loss scale
