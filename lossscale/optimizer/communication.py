@@ -69,7 +69,7 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
         sums, check = replicas.all_reduce_sums(sent), NO_CHECK
     else:
         is_finite, largest = check.exact(), check.largest
-        of_gradients = next(each.dtype for each in sent if each is not None)
+        of_gradients = next(grad.dtype for grad in sent if grad is not None)
         is_bad = tf.cast(tf.logical_not(is_finite), of_gradients)
         *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
         if largest is not None:

@@ -44,7 +44,7 @@ def names_in_files(loss_scale: LossScale) -> Dict[str, Variable]:
     variables = loss_scale.variables
     # tf.Module documents this method for its subclasses.
     reached = loss_scale._flatten(
-        predicate=lambda each: isinstance(each, tf.Variable), with_path=True
+        predicate=lambda value: isinstance(value, tf.Variable), with_path=True
     )
     paths: Dict[int, str] = {}
     for path, variable in reached:
@@ -160,14 +160,14 @@ def holds(store: Any, name: str) -> bool:
 
 def fits(variable: Any, value: Any) -> bool:
     """Tells whether a variable can hold a value, and holds values of that kind."""
-    held, given = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
-    if not given.shape.is_compatible_with(variable.shape):
+    held, tensor = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
+    if not tensor.shape.is_compatible_with(variable.shape):
         return False
     if held.is_floating:
-        return bool(given.dtype.is_floating or given.dtype.is_integer)
+        return bool(tensor.dtype.is_floating or tensor.dtype.is_integer)
     return bool(
-        held.is_integer == given.dtype.is_integer
-        and held.is_bool == given.dtype.is_bool
+        held.is_integer == tensor.dtype.is_integer
+        and held.is_bool == tensor.dtype.is_bool
     )
 
 

@@ -311,25 +311,25 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         variables = self._own_variables()
         newer = {name: variables[name] for name in SINCE_3_1_0 if name in variables}
         # Of several variables of one name, files of 3.0.0 hold only the innermost one.
-        older = {files.plain_name(each): each for each in self.loss_scale.variables}
+        older = {files.plain_name(v): v for v in self.loss_scale.variables}
         older.update(newer)
         if not any(files.holds(store, name) for name in {*variables} - {*older}):
             variables = older
-        found = {name: name for name in variables if files.holds(store, name)}
+        stored = {name: name for name in variables if files.holds(store, name)}
         # Keras's wrapper has these numbers for the scale and the counter. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
-        if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
+        if not stored and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
-            found = {name: key for name, key in theirs.items() if name in variables}
-        elif not found and keys:
+            stored = {name: key for name, key in theirs.items() if name in variables}
+        elif not stored and keys:
             inner = self.inner_optimizer
             inner.load_own_variables(store)
             # Next Keras loads the inner optimizer's own group, which such a file lacks,
             # and would warn of that.
             vars(inner)["load_own_variables"] = partial(files.load_what_is_there, inner)
         # All are read before the first is set: a damaged file changes nothing here.
-        values = {name: np.array(store[key]) for name, key in found.items()}
-        if found:  # older files do not hold these
+        values = {name: np.array(store[key]) for name, key in stored.items()}
+        if stored:  # older files do not hold these
             newest = [name for name in SINCE_3_1_0 if name in variables]
             values = {**dict.fromkeys(newest, np.array(0)), **values}
         for name, value in values.items():
@@ -351,9 +351,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         The names that files of 3.0.0 do not hold are the last ones.
         """
         # Asked each time: a loss scale of the user's may create some at its first step.
-        found = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
-        newer = {name: found.pop(name) for name in SINCE_3_1_0 if name in found}
-        return {**found, **newer}
+        variables = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
+        newer = {name: variables.pop(name) for name in SINCE_3_1_0 if name in variables}
+        return {**variables, **newer}
 
 
 def _is_overwritten(variable: Variable) -> bool:
