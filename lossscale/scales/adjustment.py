@@ -218,8 +218,8 @@ def _judged(
         verdict = Verdict(is_finite)
         if "judge" in member._overridden:
             its_largest = None if member.last_largest is None else largest
-            found = member.judge(State(member), is_finite, its_largest)
-            verdict = Verdict(*checked_verdict(member, found, Verdict))
+            returned = member.judge(State(member), is_finite, its_largest)
+            verdict = Verdict(*checked_verdict(member, returned, Verdict))
             should_apply = both(should_apply, verdict.should_apply)
         told.append(verdict.is_told)
         kept.append(verdict.kept)
@@ -265,8 +265,8 @@ def _change_chain(
     for number, (member, values) in enumerate(zip(members, kept)):
         its_largest = None if member.last_largest is None else largest
         if number and "adjust" in member._overridden:
-            given = [is_finite] if its_largest is None else [is_finite, its_largest]
-            adjust = functools.partial(member.adjust, *given)
+            step = [is_finite] if its_largest is None else [is_finite, its_largest]
+            adjust = functools.partial(member.adjust, *step)
             work.insert(0, (passed_on[number], adjust))
             break
         count = functools.partial(
@@ -275,8 +275,8 @@ def _change_chain(
         work.insert(0, (passed_on[number], count))
         # It assigns by itself, and passes the step on to what it holds.
         if "_adjust" in member._overridden:
-            given = [is_finite, largest] if member.needs_largest else [is_finite]
-            adjust = functools.partial(member._adjust, *given)
+            step = [is_finite, largest] if member.needs_largest else [is_finite]
+            adjust = functools.partial(member._adjust, *step)
             work.insert(0, (passed_on[number + 1], adjust))
             break
         with_rule.append(member)
