@@ -134,7 +134,7 @@ optimizer/step.py: optimizer/test_spike_record.py
       + run_either(check.exact(), apply, skip)
 optimizer/sharing.py: optimizer/test_nonfinite_loss.py
     step: of two that share a loss scale a bad loss hides an overflow
-      - is_told = tf.logical_or(is_told, bad_before > of_losses)
+      - rule_learns = tf.logical_or(rule_learns, bad_before > of_losses)
       + pass
 scales/ignored_losses.py: optimizer/test_nonfinite_loss.py
     ignored: every bad loss counts as an overflow
