@@ -47,6 +47,6 @@ def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
         run += 1
     # Of more steps than are kept, those of the loss scale are told.
     run, losses = (
-        in_a_row if each == KEPT else min(each, in_a_row) for each in (run, losses)
+        in_a_row if steps == KEPT else min(steps, in_a_row) for steps in (run, losses)
     )
     return Skips(total, inf + nan, left_out, run, losses, tuple(last))

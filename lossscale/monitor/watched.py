@@ -50,18 +50,18 @@ class Watched:
         self._patience = patience
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
-        self._told_of_underflow = self._told_of_spike = False
-        self._told_of_losses = self._told_of_many = False  # in this epoch
+        self._warned_of_underflow = self._warned_of_spike = False
+        self._warned_of_losses = self._warned_of_many = False  # in this epoch
         self._judged_skips = 0
 
     def begin(self, reading: Reading) -> None:
         """Begins, or begins again. Then it reports a stall that continues once more."""
         self.readings = Readings(reading, vars(self).get("readings"))
         self._judged = self._epoch_began = reading
-        self._told: Optional[int] = None
-        self._told_of_weights = False
+        self._warned_run: Optional[int] = None
+        self._warned_of_weights = False
         self.batches = Batches(self.optimizer)
-        self._told_of_losses = self._told_of_many = False
+        self._warned_of_losses = self._warned_of_many = False
 
     def see(self, reading: Reading) -> None:
         self.readings.add(reading)
@@ -75,20 +75,20 @@ class Watched:
         before it is scaled, so the third such loss is a stall, too.
         """
         before, now = self._judged, self.readings.last
-        self._judged, own = now, now.skips
-        is_stall = own.in_a_row >= self._patience
+        self._judged, skips = now, now.skips
+        is_stall = skips.in_a_row >= self._patience
         if now.applied == 0:
             scale = self.optimizer.loss_scale
             lowered = diagnosis.backoffs(scale, before.loss_scale, now.loss_scale)
             lowered *= int(getattr(unguarded(scale), "hysteresis", 1))
-            stuck = max(own.nonfinite - before.skips.nonfinite - lowered, 0.0)
+            stuck = max(skips.nonfinite - before.skips.nonfinite - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
             is_stall = is_stall and self._stuck >= self._patience
-        if not is_stall and own.bad_losses < _BAD_LOSSES:
+        if not is_stall and skips.bad_losses < _BAD_LOSSES:
             return False
         # The number of steps skipped before it identifies each run of skipped steps.
-        told, self._told = self._told, own.nonfinite - own.in_a_row
-        return told != self._told
+        warned, self._warned_run = self._warned_run, skips.nonfinite - skips.in_a_row
+        return warned != self._warned_run
 
     def stall(self, model: Any, logs: Any, but: Sequence[Any]) -> Optional[str]:
         """Returns the message about a stall, None if there is none now.
@@ -106,10 +106,10 @@ class Watched:
             where=where.replace("at", "the last at", 1),
             scale=scale_text(self.readings.last.loss_scale),
         )
-        found = diagnosis.of_stall(
+        findings = diagnosis.of_stall(
             self.optimizer, model, logs, self.readings, self.batches, but
         )
-        return self._named("\n  * ".join([first, *found]))
+        return self._named("\n  * ".join([first, *findings]))
 
     @property
     def until_stall(self) -> int:
@@ -126,7 +126,7 @@ class Watched:
         """
         before, now = self._epoch_began, self.readings.last
         self._epoch_began = now
-        self._told_of_losses = self._told_of_many = False
+        self._warned_of_losses = self._warned_of_many = False
         self.batches = Batches(self.optimizer)
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
@@ -136,11 +136,11 @@ class Watched:
         elif now.headroom is not None:
             self._epochs += 1
             self._least = min(self._least, now.headroom)
-        if self._told_of_underflow or self._epochs < self._patience:
+        if self._warned_of_underflow or self._epochs < self._patience:
             return None
         if model and not diagnosis.computes_in_float16(self.optimizer, model):
             return None
-        self._told_of_underflow = True
+        self._warned_of_underflow = True
         least = math.floor(self._least)
         possible = 2.0 ** (math.floor(math.log2(now.loss_scale) + self._least) - 1)
         return self._named(
@@ -167,23 +167,23 @@ class Watched:
         skips, count = now.skips, now.skips.losses - before.skips.losses
         # The skipped steps that are known, by their numbers among all of them, and why.
         first = skips.total - len(skips.last)
-        known = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
-        known = [pair for pair in known if pair[0] >= before.skips.total]
-        bad = [(number, WORDS[why]) for number, why in known if why in WORDS]
+        skipped = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
+        skipped = [pair for pair in skipped if pair[0] >= before.skips.total]
+        bad = [(number, WORDS[why]) for number, why in skipped if why in WORDS]
         # A guard's own spikes have a message of their own.
         is_guard = scale.left_out_as == SpikeGuard.left_out_as
         reason = "" if is_guard else scale.left_out_as
-        left_out = [n for n, why in known if why == LEFT_OUT and reason]
+        left_out = [n for n, why in skipped if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
-        is_overflow = is_new and bool(known) and known[-1][1] == GRADIENTS
+        is_overflow = is_new and bool(skipped) and skipped[-1][1] == GRADIENTS
         hidden = None
         if is_overflow:
             hidden = diagnosis.of_input(
                 self.optimizer, model, self.readings, self.batches
             )
-        if self._told_of_losses or not (count or left_out or hidden):
+        if self._warned_of_losses or not (count or left_out or hidden):
             return None
-        self._told_of_losses = True
+        self._warned_of_losses = True
         said = [f"Epoch {epoch}:"] if epoch is not None else []
         if count:
             where = self.batches.where([number for number, _ in bad])
@@ -222,9 +222,9 @@ class Watched:
         """
         before, now = self._epoch_began, self.readings.last
         count = now.counted_losses - before.counted_losses
-        if self._told_of_many or not count:
+        if self._warned_of_many or not count:
             return None
-        self._told_of_many = True
+        self._warned_of_many = True
         return self._named(
             texts.MANY_BAD_LOSSES.format(
                 counted="1 of them counted as an overflow"
@@ -237,16 +237,16 @@ class Watched:
 
     def unchecked(self, model: Any) -> Optional[str]:
         """Returns the message about weights that nothing keeps finite, once."""
-        if self._told_of_weights or self.optimizer.loss_scale.checks_gradients:
+        if self._warned_of_weights or self.optimizer.loss_scale.checks_gradients:
             return None
-        found = diagnosis.of_weights(model)
-        self._told_of_weights = bool(found)
-        return found and self._named(found)
+        finding = diagnosis.of_weights(model)
+        self._warned_of_weights = bool(finding)
+        return finding and self._named(finding)
 
     def spike(self) -> Optional[str]:
-        if self._told_of_spike or not self._spikes:
+        if self._warned_of_spike or not self._spikes:
             return None
-        self._told_of_spike = True
+        self._warned_of_spike = True
         return self._named(texts.SPIKE.format(last=self._last_spike))
 
     def _named(self, message: str) -> str:

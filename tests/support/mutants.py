@@ -235,7 +235,7 @@ optimizer/pending.py: optimizer/test_pending.py
       + return now
 monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
-      - is_stall = own.in_a_row >= self._patience
+      - is_stall = skips.in_a_row >= self._patience
       + is_stall = False
 monitor/reading.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
@@ -262,8 +262,8 @@ ranges/training_step.py: ranges/test_cure.py
       + return True
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
-      - each.batches.begin(batch, self._batches_in_call)
-      + each.batches.begin(batch, 1)
+      - watched.batches.begin(batch, self._batches_in_call)
+      + watched.batches.begin(batch, 1)
 optimizer/keras_arguments.py: optimizer/test_keras_arguments.py
     files: Keras's own arguments mean a default loss scale
       - config["initial_loss_scale"] = scale
