@@ -106,19 +106,19 @@ def unchanged(model: Any) -> Iterator[None]:
     variables = [*model.variables, *state_of(model)]
     for metric in model.metrics:
         variables += metric.variables
-    saved = [(each, each.numpy()) for each in {id(v): v for v in variables}.values()]
-    known = {id(metric) for metric in model.metrics}
+    saved = [(v, v.numpy()) for v in {id(v): v for v in variables}.values()]
+    ids = {id(metric) for metric in model.metrics}
     # Keras 2 makes metrics with the first loss. It would log those over the loss that a
     # `train_step` returns.
     names = ("compiled_loss", "compiled_metrics")
     containers = [vars(model)[name] for name in names if vars(model).get(name)]
-    lazy = [(vars(each), dict(vars(each))) for each in containers]
+    lazy = [(vars(container), dict(vars(container))) for container in containers]
     # Keras 2 counts the draws of some layers in a Python number.
     generators = [getattr(one, "_random_generator", None) for one in layers_of(model)]
     counts = [
-        (each, "_seed", vars(each)["_seed"])
-        for each in generators
-        if "_seed" in getattr(each, "__dict__", {})
+        (generator, "_seed", vars(generator)["_seed"])
+        for generator in generators
+        if "_seed" in getattr(generator, "__dict__", {})
     ]
     try:
         with random_streams.unchanged(), changed(counts):
@@ -127,7 +127,7 @@ def unchanged(model: Any) -> Iterator[None]:
         for variable, value in saved:
             variable.assign(value)
         for metric in model.metrics:
-            if id(metric) not in known:  # the first computation of the loss created it
+            if id(metric) not in ids:  # the first computation of the loss created it
                 reset = getattr(metric, "reset_state", None) or metric.reset_states
                 reset()
         for attributes, before in lazy:

@@ -78,17 +78,17 @@ class Ranges(abc.ABC):
         """The properties below, by name."""
         significand, exponent = math.frexp(self.loss_scale)
         counts = self._by_significand[significand * 2]
-        found = exponents.tally(counts, exponent - 1)
+        figures = exponents.tally(counts, exponent - 1)
         with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-            found["zeros"] = found["zeros"] / found["values"]
+            figures["zeros"] = figures["zeros"] / figures["values"]
             for kind in ("flushed", "subnormal", "overflowing"):
-                found[kind] = found[kind] / found["numbers"]
-        found["nonfinite"] = found["infinities"] + found["nans"]
+                figures[kind] = figures[kind] / figures["numbers"]
+        figures["nonfinite"] = figures["infinities"] + figures["nans"]
         largest = np.where(self.largest > 0, self.largest, np.nan).astype(np.float64)
-        found["largest_exponent"] = np.floor(np.log2(largest))
+        figures["largest_exponent"] = np.floor(np.log2(largest))
         top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
-        found["headroom"] = top - np.log2(largest)
-        return found
+        figures["headroom"] = top - np.log2(largest)
+        return figures
 
     @property
     def _by_significand(self) -> Dict[float, Any]:
@@ -100,7 +100,7 @@ class Ranges(abc.ABC):
         this: Any = self
         every = list(map(list, rows.values()))
         counts = tf.nest.map_structure(
-            lambda each: np.stack([each[numbers].sum(0) for numbers in every]),
+            lambda array: np.stack([array[numbers].sum(0) for numbers in every]),
             self.counts,
         )
         largest = np.stack([self.largest[numbers].max() for numbers in every])

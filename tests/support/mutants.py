@@ -258,7 +258,7 @@ ranges/cure.py: ranges/test_cure.py
       + return is_below
 ranges/training_step.py: ranges/test_cure.py
     find_nonfinite: gradients that are all zero are a cure
-      - return not found or any(look(each).largest > 0 for each in found)
+      - return not received or any(look(grad).largest > 0 for grad in received)
       + return True
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
