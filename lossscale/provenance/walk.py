@@ -169,8 +169,8 @@ class Kinds:
             results = _results(operation, inputs, kinds, outputs, called, self._since)
             for output, kind in results:
                 if kind is not None:  # momentum would have a source of each step
-                    few = kind._replace(sources=kind.sources[-_SOURCES:])
-                    setattr(output, self._attribute, few)
+                    recent = kind._replace(sources=kind.sources[-_SOURCES:])
+                    setattr(output, self._attribute, recent)
         is_related = any(kind is not None and kind.name != UNKNOWN for kind in kinds)
         self._patience = _PATIENCE if is_related else self._patience - 1
         return self._patience > 0

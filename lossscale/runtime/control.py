@@ -111,8 +111,8 @@ def run_either(
         with tf.control_dependencies([group_ops([function()])]):
             return tf.constant(True)
 
-    sides = [lambda: after(true_fn), lambda: after(false_fn)]
-    return _cond(condition, *sides) if is_small else either(condition, *sides)
+    branches = [lambda: after(true_fn), lambda: after(false_fn)]
+    return _cond(condition, *branches) if is_small else either(condition, *branches)
 
 
 def _cond(

@@ -220,10 +220,10 @@ def frame_where(is_wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
 
 def is_own_wrapper(optimizer: Any) -> bool:
     """Tells whether `optimizer` is a Keras's own `LossScaleOptimizer`."""
-    own = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
+    wrappers = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
     if keras3() is not None:
-        own.append(keras3().optimizers.LossScaleOptimizer)
-    return isinstance(optimizer, tuple(own))
+        wrappers.append(keras3().optimizers.LossScaleOptimizer)
+    return isinstance(optimizer, tuple(wrappers))
 
 
 def variable_name(variable: Variable) -> str:
