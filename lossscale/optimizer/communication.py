@@ -92,8 +92,8 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
     if isinstance(grad, tf.IndexedSlices):
         values = _as_sent(grad.values, factor, dtype)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    own, narrow = grad.dtype, tf.as_dtype(dtype)
-    if factor is not None and (own.is_floating or own.is_complex):
+    original, narrow = grad.dtype, tf.as_dtype(dtype)
+    if factor is not None and (original.is_floating or original.is_complex):
         grad = multiply(grad, factor)
-    is_wider = own.is_floating and own.size > narrow.size
-    return tf.cast(grad, narrow if is_wider else own)
+    is_wider = original.is_floating and original.size > narrow.size
+    return tf.cast(grad, narrow if is_wider else original)

@@ -81,25 +81,25 @@ def under_names(variables: List[Variable], loss_scale: LossScale) -> List[Variab
 
     Keras 2 writes an .h5 file by these names, and only one value of each.
     """
-    own = {id(v): name for name, v in names_in_files(loss_scale).items()}
+    names = {id(v): name for name, v in names_in_files(loss_scale).items()}
     return [
         variable
-        if own.get(id(variable)) in {None, plain_name(variable)}
-        else Renamed(variable, f"{own[id(variable)]}:0")
+        if names.get(id(variable)) in {None, plain_name(variable)}
+        else Renamed(variable, f"{names[id(variable)]}:0")
         for variable in variables
     ]
 
 
-def is_count_of(count: int, inner: List[Variable], own: List[Variable]) -> bool:
+def is_count_of(count: int, inner: List[Variable], ours: List[Variable]) -> bool:
     """Tells whether a file without names that holds so many variables is one of ours.
 
-    `inner` are the inner optimizer's variables, and `own` the wrapper's. Older releases
+    `inner` are the inner optimizer's variables, `ours` the wrapper's. Older releases
     did not write the newest ones.
     """
-    names = [plain_name(variable) for variable in own]
+    names = [plain_name(variable) for variable in ours]
     newer = sum(name in SINCE_3_1_0 for name in names)
     since = sum(name in _SINCE_0_1_0 for name in names)
-    older = len(inner) + len(own) - newer
+    older = len(inner) + len(ours) - newer
     # A file of a run with nonfinite_loss="skip", into an optimizer without it.
     with_skip = set() if newer else {older + len(SINCE_3_1_0)}
     return count in {len(inner), older - since, older, *with_skip}

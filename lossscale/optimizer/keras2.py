@@ -254,10 +254,10 @@ class Keras2Base(LossScaleOptimizer):
 
         If only those that older releases do not know are missing, they become 0.
         """
-        weights, every = list(weights), self._all_variables()
-        pairs = list(zip(every, weights))
+        weights, variables = list(weights), self._all_variables()
+        pairs = list(zip(variables, weights))
         if len(weights) > len(self._dialect.variables_of(self.inner_optimizer)):
-            missing = every[len(weights) :]
+            missing = variables[len(weights) :]
             pairs += [(v, 0) for v in missing if files.plain_name(v) in SINCE_3_1_0]
         self._dialect.keras.backend.batch_set_value(pairs)
 

@@ -260,18 +260,18 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         inner = self.inner_optimizer
         if not inner.built and not self._is_asked_to_build:
             inner.set_weights(weights)  # Keras's own error
-        own = list(self._listed.values())
+        ours = list(self._listed.values())
         newer = [self._listed[name] for name in SINCE_3_1_0 if name in self._listed]
-        older = own[: len(own) - len(newer)]
+        older = ours[: len(ours) - len(newer)]
         # The list of an optimizer that differs in `nonfinite_loss`, or of a release
         # that does not know the newest variables.
-        other = older if newer else [*own, *[np.int64(0)] * len(SINCE_3_1_0)]
+        other = older if newer else [*ours, *[np.int64(0)] * len(SINCE_3_1_0)]
         by_name = {files.plain_name(variable): variable for variable in older}
         # Keras's wrapper lists iteration, learning rate, counter and scale.
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
         theirs[2] = by_name.get("good_steps", theirs[2])
         theirs[3] = by_name.get("current_loss_scale", theirs[3])
-        for before in (own, other, list(by_name.values()), theirs, []):
+        for before in (ours, other, list(by_name.values()), theirs, []):
             listed = [*before, *inner.variables]
             # Slots that do not exist yet cannot be compared with.
             rest = len(weights) - len(listed)
@@ -284,7 +284,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 for variable, weight in zip(before, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
-                if before and before is not own:
+                if before and before is not ours:
                     for variable in newer:
                         variable.assign(0)
                 return
