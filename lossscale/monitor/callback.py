@@ -160,9 +160,9 @@ class LossScaleMonitor(_Callback):
         scales = [w.optimizer.loss_scale for w in self._watched]
         for watched in self._watched:
             watched.shares = (
-                sum(watched.optimizer.loss_scale is one for one in scales) > 1
+                sum(watched.optimizer.loss_scale is scale for scale in scales) > 1
             )
-        if self.check_underflow and any(one.last_largest is None for one in scales):
+        if self.check_underflow and any(scale.last_largest is None for scale in scales):
             with self.model.distribute_strategy.scope():
                 for scale in scales:
                     scale.keep_largest()

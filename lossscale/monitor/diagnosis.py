@@ -100,7 +100,7 @@ def _computing_layers(model: Any) -> List[Any]:
         is_input = type(layer).__name__ == "InputLayer"
         return is_of_keras and (hasattr(layer, "layers") or is_input)
 
-    return [one for one in keras_versions.layers_of(model) if not only_holds(one)]
+    return [layer for layer in keras_versions.layers_of(model) if not only_holds(layer)]
 
 
 def _is_last_in_float16(model: Any) -> bool:
@@ -109,7 +109,7 @@ def _is_last_in_float16(model: Any) -> bool:
     dtypes = [tf.as_dtype(output.dtype).name for output in outputs]
     if dtypes:
         return "float16" in dtypes
-    return {one.compute_dtype for one in _computing_layers(model)} == {"float16"}
+    return {layer.compute_dtype for layer in _computing_layers(model)} == {"float16"}
 
 
 def _of_loss(optimizer: Any, model: Any, readings: Readings) -> str:

@@ -42,7 +42,9 @@ class Statistics:
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
         # Inner layers come last: one may be trained within a frozen one.
         layers = {
-            id(v): one for one in keras_versions.layers_of(model) for v in one.weights
+            id(v): layer
+            for layer in keras_versions.layers_of(model)
+            for v in layer.weights
         }
         # Plain variables, one on each replica, that any context may assign to.
         local = model.distribute_strategy.experimental_local_results

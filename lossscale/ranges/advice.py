@@ -189,8 +189,8 @@ def _with_wrappers(call: Call) -> List[Call]:
         if above.is_recurrent and hasattr(above.layer.cell, "cells"):
             stack = Call(above.layer.cell, above)
             cells = [Call(cell, stack) for cell in stack.layer.cells]
-            made = [*between[:-1], *cells, stack, above]
-            calls = list({id(c.layer): c for c in made}.values())
+            stacked = [*between[:-1], *cells, stack, above]
+            calls = list({id(c.layer): c for c in stacked}.values())
     return calls[::-1]
 
 

@@ -221,12 +221,12 @@ class Cure:
     def _fewest_layers_before(self) -> Optional[Advice]:
         """Returns the fewest layers up to the fault that help if they are float32."""
         calls = [c for c in self._step.before(self._path) if c.dtype in SIXTEEN_BITS]
-        own = [self._fault] if self._fault.dtype in SIXTEEN_BITS else []
+        faults = [self._fault] if self._fault.dtype in SIXTEEN_BITS else []
         fewest, most, best = 0, len(calls), None
         while fewest < most or best is None:
             middle = (fewest + most) // 2 if best is not None else most
             chosen = [Fault(call, dtype=call.dtype) for call in calls[-middle:]]
-            advice = Advice(self._keras, [*own, *chosen] if middle else own)
+            advice = Advice(self._keras, [*faults, *chosen] if middle else faults)
             advice.try_out(Trial, self._faults_in)
             step = self._trial(advice)
             is_cured = (

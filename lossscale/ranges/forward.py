@@ -107,14 +107,14 @@ class ForwardRanges(Ranges):
         """
         keras = keras_versions.keras3() if self._is_keras3 else None
         policies: Any = getattr(keras, "dtype_policies", None)
-        made = getattr(policies, "DTypePolicyMap", None)
-        if made is None:
+        map_class = getattr(policies, "DTypePolicyMap", None)
+        if map_class is None:
             raise NotImplementedError(
                 "`policy_map` needs a Keras with DTypePolicyMap, got one without. "
                 'Write dtype="float32" in the layers of `need_float32`.'
             )
         float32 = policies.DTypePolicy("float32")
-        policy_map = made(policies.DTypePolicy("mixed_float16"))
+        policy_map = map_class(policies.DTypePolicy("mixed_float16"))
         for path in self._paths:
             policy_map[path] = float32
         return policy_map
@@ -247,9 +247,9 @@ class _Counter:
                 self._inside.add(fault.call.owner.path)
         # So the trial need not find one layer after the other.
         for call in outside:
-            made, is_cast = call.owner, first.overflowing[call]
-            is_known = is_cast or not made.is_written_around_layers
-            takes_dtype = made.is_layer and made.parent is not None
+            owner, is_cast = call.owner, first.overflowing[call]
+            is_known = is_cast or not owner.is_written_around_layers
+            takes_dtype = owner.is_layer and owner.parent is not None
             if is_known and takes_dtype and call.dtype in SIXTEEN_BITS:
                 self._advice.add(Fault(call, None, is_cast))
         if not self._advice:
@@ -288,8 +288,10 @@ class _Counter:
             is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
             in_float32 += [layer] if is_given else keras_versions.layers_of(layer)
         if not all_in_float32(self._model):
-            every = keras_versions.layers_of(self._model)
-            in_float32 += [one for one in every if one.compute_dtype == "float32"]
+            all_layers = keras_versions.layers_of(self._model)
+            in_float32 += [
+                layer for layer in all_layers if layer.compute_dtype == "float32"
+            ]
         ranges = ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
@@ -304,7 +306,9 @@ class _Counter:
         vars(ranges).update(
             _is_keras3=keras_versions.is_keras3(self._keras),
             # A layer that builds nothing has no path. In Keras 2 no layer has one.
-            _paths=tuple(getattr(one, "path", None) or one.name for one in in_float32),
+            _paths=tuple(
+                getattr(layer, "path", None) or layer.name for layer in in_float32
+            ),
             _remarks=tuple(notes),
         )
         return ranges

@@ -98,12 +98,12 @@ class Ranges(abc.ABC):
     def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
         """Returns a report with these rows, each made of several rows of this one."""
         this: Any = self
-        every = list(map(list, rows.values()))
+        groups = list(map(list, rows.values()))
         counts = tf.nest.map_structure(
-            lambda array: np.stack([array[numbers].sum(0) for numbers in every]),
+            lambda array: np.stack([array[numbers].sum(0) for numbers in groups]),
             self.counts,
         )
-        largest = np.stack([self.largest[numbers].max() for numbers in every])
+        largest = np.stack([self.largest[numbers].max() for numbers in groups])
         changes = {"names": tuple(rows), "counts": counts, "largest": largest}
         return dataclasses.replace(this, **changes)
 
@@ -127,11 +127,11 @@ class Ranges(abc.ABC):
     def summary(self) -> Dict[str, Dict[str, float]]:
         """The figures above by row name. `"all"` has those of all rows together."""
         rows = {name: [number] for number, name in enumerate(self.names)}
-        every = self._joined({**rows, "all": range(len(self.names))})
-        figures = every._figures
+        joined = self._joined({**rows, "all": range(len(self.names))})
+        figures = joined._figures
         columns = [figures[name].tolist() for name in COLUMNS]
         of_rows = (dict(zip(COLUMNS, row)) for row in zip(*columns))
-        return dict(zip(every.names, of_rows))
+        return dict(zip(joined.names, of_rows))
 
     @property
     def histogram(self) -> Tuple[Any, Any]:
