@@ -26,8 +26,8 @@ def report() -> str:
 def versions() -> Dict[str, str]:
     """Returns the versions that a bug report needs, by name."""
     build = tf.sysconfig.get_build_info()
-    found = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
-    listed = [f"{name} {version}" for name, version in found.items() if version]
+    versions_of = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
+    listed = [f"{name} {version}" for name, version in versions_of.items() if version]
     built_for = f", built for {listed[0]}" if listed else ""
     return {
         "lossscale": lossscale.__version__,
@@ -78,13 +78,13 @@ def _devices() -> Dict[str, str]:
     return lines
 
 
-def main(given: Optional[Sequence[str]] = None) -> int:
+def main(command_line: Optional[Sequence[str]] = None) -> int:
     """Runs the command line. Exits with 2 on a wrong argument."""
     what = "Prints what a bug report must say about this installation."
     parser = argparse.ArgumentParser(prog="lossscale", description=what)
     version = f"lossscale {lossscale.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    _, others = parser.parse_known_args(given)
+    _, others = parser.parse_known_args(command_line)
     if others:
         unknown = f"unrecognized arguments: {' '.join(others)}"
         parser.error(removed.sentence(f"python -m lossscale {others[0]}", unknown))

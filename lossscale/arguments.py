@@ -113,51 +113,51 @@ def number(name: str, value: Any) -> Any:
 
 def loss_scale(name: str, value: Any, least: float = FLOAT32_MIN) -> float:
     """Returns `value` as a float from `least` on, in float32's normal range."""
-    given = number(name, value)
+    checked = number(name, value)
     # This comes before float(), which fails for an integer above 2**1024.
-    if not FLOAT32_MIN <= given <= FLOAT32_MAX:
+    if not FLOAT32_MIN <= checked <= FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive and within float32's normal range, "
             f"{FLOAT32_MIN:.3g} to {FLOAT32_MAX:.3g}, got {shown(value)}. Write a "
             "power of two, such as 2.0**15, which is exact."
         )
-    if given < least:
+    if checked < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {shown(value)}.")
-    return float(given)
+    return float(checked)
 
 
 def factor(name: str, value: Any, above: float, below: Optional[float] = None) -> float:
     """Returns `value` as a float strictly between `above` and `below` in float32."""
-    given = number(name, value)
+    checked = number(name, value)
     limit = FLOAT32_MAX if below is None else below
     # NaN fails both comparisons. The rule computes in float32, where 1.00000001 is 1
     # and would never move the loss scale.
-    if not (above < given < limit and above < np.float32(given) < limit):
+    if not (above < checked < limit and above < np.float32(checked) < limit):
         bounds = f"greater than {above:g}" + (
             " and finite" if below is None else f" and less than {below:g}"
         )
         raise ValueError(f"`{name}` must be {bounds} in float32, got {shown(value)}.")
-    return float(given)
+    return float(checked)
 
 
 def share(name: str, value: Any) -> float:
     """Returns `value` as a float from 0 to 1."""
-    given = number(name, value)
-    if not 0 <= given <= 1:
+    checked = number(name, value)
+    if not 0 <= checked <= 1:
         raise ValueError(f"`{name}` must be from 0 to 1, got {shown(value)}.")
-    return float(given)
+    return float(checked)
 
 
 def count(name: str, value: Any, least: int = 1, most: int = INT64_MAX) -> int:
     """Returns `value` as an int within these bounds. Accepts a float such as 2e3."""
-    given = number(name, value)
+    checked = number(name, value)
     # The bounds come first: int() fails for NaN and infinity.
-    if not (least <= given <= most and int(given) == given):
-        bound = f"at most {most}" if given > most else f"at least {least}"
+    if not (least <= checked <= most and int(checked) == checked):
+        bound = f"at most {most}" if checked > most else f"at least {least}"
         raise ValueError(
             f"`{name}` must be a whole number of {bound}, got {shown(value)}."
         )
-    return int(given)
+    return int(checked)
 
 
 def boolean(name: str, value: Any) -> bool:
@@ -207,13 +207,13 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     return value
 
 
-def within_bounds(given: Mapping[str, Any], name: str = "initial_loss_scale") -> None:
+def within_bounds(values: Mapping[str, Any], name: str = "initial_loss_scale") -> None:
     """Raises unless an argument is between `min_loss_scale` and `max_loss_scale`.
 
     A `max_loss_scale` of None is no bound.
     """
     for low_name, high_name in (("min_loss_scale", name), (name, "max_loss_scale")):
-        low, high = given[low_name], given[high_name]
+        low, high = values[low_name], values[high_name]
         if high is not None and low > high:
             raise ValueError(
                 f"`{high_name}` must be at least `{low_name}`, got "

@@ -64,9 +64,9 @@ def _row(
     cells: Tuple[Any, ...], source: str, differs: str = "", **others: Any
 ) -> Preset:
     """Returns a row of the table. `...` marks what the user must give."""
-    given = {k: v for k, v in zip(_COLUMNS, cells) if v is not None}
-    asks_for = tuple(name for name, value in given.items() if value is ...)
-    settled = {name: value for name, value in given.items() if value is not ...}
+    row = {k: v for k, v in zip(_COLUMNS, cells) if v is not None}
+    asks_for = tuple(name for name, value in row.items() if value is ...)
+    settled = {name: value for name, value in row.items() if value is not ...}
     return Preset(MappingProxyType({**settled, **others}), asks_for, source, differs)
 
 

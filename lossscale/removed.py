@@ -83,7 +83,7 @@ def _stand_in(name: str) -> type:
     return type(name, (), members)
 
 
-if not any(type(each).__module__ == __name__ for each in sys.meta_path):
+if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):
     sys.meta_path.append(_Finder())
 for _name in ("ScaledBlock", "LogNormalLossScale"):
     registry.serializable(_stand_in(_name))

@@ -145,23 +145,23 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     """Returns the unscaled gradients, and their check on this replica."""
     if not bundle.loss_scale.checks_gradients:
         return bundle.unscaled_gradients(), NO_CHECK
-    few = bundle.packed()
-    quotients = few.divided()
+    packed = bundle.packed()
+    quotients = packed.divided()
     # Under XLA the check divides a second time, so that no quotient need be stored for
     # it. Elsewhere it reads the quotients. Then nothing reads the scaled gradients
     # again, and a graph can store the quotients in their memory.
-    check = check_of_quotients(few if mode.current().by_xla else quotients)
+    check = check_of_quotients(packed if mode.current().by_xla else quotients)
     if mode.current().runs_parts and is_nested():
         # A session keeps no state, and no tensor of a loop or a branch is visible after
         # it. So an overflow makes all gradients NaN, which clipping does not hide.
         # A constant NaN would stop a run that looks for NaNs.
         nan_if_bad = tf.sqrt(tf.where(check.exact(), 1.0, -1.0))
-        quotients = few.but(
-            divisors=[None if by is None else by * nan_if_bad for by in few.divisors]
+        quotients = packed.but(
+            divisors=[None if by is None else by * nan_if_bad for by in packed.divisors]
         ).divided()
         check = NO_CHECK
     if bundle.loss_scale.last_largest is not None:
-        check = check._replace(largest=few.largest())
+        check = check._replace(largest=packed.largest())
     return quotients.unscaled_gradients(), check
 
 

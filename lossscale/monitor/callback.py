@@ -129,29 +129,31 @@ class LossScaleMonitor(_Callback):
         self._statistics: Optional[Statistics] = None
 
     def __repr__(self) -> str:
-        given = _ARGUMENTS.config(self)
-        listed = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        config = _ARGUMENTS.config(self)
+        listed = ", ".join(f"{name}={value!r}" for name, value in config.items())
         return f"{type(self).__name__}({listed})"
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        found = self.optimizers or optimizers_of(self.model)
-        self._check(list(found.values()))
+        optimizers = self.optimizers or optimizers_of(self.model)
+        self._check(list(optimizers.values()))
         _warn(*self._warnings())
-        known = {id(each.optimizer): each for each in self._watched}
+        watched_before = {id(w.optimizer): w for w in self._watched}
         self._watched = [
-            known.get(id(each)) or Watched(each, self.patience)
-            for each in found.values()
+            watched_before.get(id(optimizer)) or Watched(optimizer, self.patience)
+            for optimizer in optimizers.values()
         ]
-        for each, name in zip(self._watched, found):
-            each.name = name  # another model may have another for it
+        for watched, name in zip(self._watched, optimizers):
+            watched.name = name  # another model may have another for it
         self._is_begun, self._statistics = False, None
         if self.restore_statistics and not self.model.built:
             self._build()
-        scales = [each.optimizer.loss_scale for each in self._watched]
-        for each in self._watched:
-            each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
-        if self.check_underflow and any(one.last_largest is None for one in scales):
+        scales = [w.optimizer.loss_scale for w in self._watched]
+        for watched in self._watched:
+            watched.shares = (
+                sum(watched.optimizer.loss_scale is scale for scale in scales) > 1
+            )
+        if self.check_underflow and any(scale.last_largest is None for scale in scales):
             with self.model.distribute_strategy.scope():
                 for scale in scales:
                     scale.keep_largest()
@@ -185,12 +187,12 @@ class LossScaleMonitor(_Callback):
     def _warnings(self) -> Iterator[str]:
         if type(self.model).__name__ == "SharpnessAwareMinimization":
             yield _SHARPNESS
-        for each in (
+        for callback in (
             keras_versions.callbacks_beside(self) if self.on_stall == "stop" else []
         ):
-            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
+            if any(c.__name__ == "BackupAndRestore" for c in type(callback).__mro__):
                 # Without this argument it always deletes the backup, as in Keras 2.4.
-                deletes = getattr(each, "delete_checkpoint", None)
+                deletes = getattr(callback, "delete_checkpoint", None)
                 if deletes is not False:
                     yield _BACKUP.format(other="" if deletes is None else _OTHER)
 
@@ -206,10 +208,10 @@ class LossScaleMonitor(_Callback):
         self._epoch = epoch
         self._mend()
         self._look(logs)
-        _warn(*[each.unchecked(self.model) for each in self._watched])
-        _warn(*[each.underflow(self.model) for each in self._watched])
+        _warn(*[watched.unchecked(self.model) for watched in self._watched])
+        _warn(*[watched.underflow(self.model) for watched in self._watched])
         self._check_compiled()
-        if any(each.skipped_in_epoch for each in self._watched):
+        if any(watched.skipped_in_epoch for watched in self._watched):
             self._check_statistics()
         self._add_to(logs)
 
@@ -225,7 +227,7 @@ class LossScaleMonitor(_Callback):
         is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
         if is_idle and is_theirs and not self._warned_of_compiled:
             self._warned_of_compiled = True
-            names = " and ".join(each.name for each in self._watched if each.name)
+            names = " and ".join(w.name for w in self._watched if w.name)
             _warn(_REPLACED.format(names=names or "the watched optimizer"))
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -239,9 +241,9 @@ class LossScaleMonitor(_Callback):
             return
         self._mend()
         self._check_statistics()
-        for each in self._watched:
-            each.see(reading.read(each.optimizer))
-        lines = [each.summary() for each in self._watched]
+        for watched in self._watched:
+            watched.see(reading.read(watched.optimizer))
+        lines = [watched.summary() for watched in self._watched]
         if self._statistics is not None and self._statistics.times:
             times = self._statistics.times
             lines.append(f"Batches after which statistics were put back: {times}.")
@@ -257,15 +259,17 @@ class LossScaleMonitor(_Callback):
             return
         self._is_begun, self._epoch = True, None
         self._warned_of_compiled = False
-        for each in self._watched:
-            each.begin(reading.read(each.optimizer))
+        for watched in self._watched:
+            watched.begin(reading.read(watched.optimizer))
         self._warned_of_statistics: Optional[str] = None
         self._looked_after = -1
         self._infinite = diagnosis.infinite_statistics(self.model)
         # Keras 2 keeps the number in a variable with a private name.
         names = ("steps_per_execution", "_steps_per_execution")
-        found = [getattr(self.model, name, None) for name in names]
-        calls = [tf.convert_to_tensor(each) for each in found if each is not None]
+        numbers = [getattr(self.model, name, None) for name in names]
+        calls = [
+            tf.convert_to_tensor(number) for number in numbers if number is not None
+        ]
         self._batches_in_call = max(map(int, [1, *calls]))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -273,10 +277,10 @@ class LossScaleMonitor(_Callback):
         self._begin()
         self._mend()
         if self.every is None and self.on_stall == "raise":
-            wait = min(each.until_stall for each in self._watched)
+            wait = min(w.until_stall for w in self._watched)
             self._look_if_due(batch - 1, wait)
-        for each in self._watched:
-            each.batches.begin(batch, self._batches_in_call)
+        for watched in self._watched:
+            watched.batches.begin(batch, self._batches_in_call)
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
@@ -289,15 +293,15 @@ class LossScaleMonitor(_Callback):
         if not self.restore_statistics:
             return
         if self._statistics is None and self.model.built:
-            optimizers = [each.optimizer for each in self._watched]
+            optimizers = [watched.optimizer for watched in self._watched]
             self._statistics = Statistics(self.model, optimizers)
         if self._statistics is not None:
             self._statistics.mend()
 
     def _add_to(self, logs: Any) -> None:
         if isinstance(logs, dict):  # a train_step of Keras 2 may return anything
-            for each in self._watched:
-                each.add_to(logs)
+            for watched in self._watched:
+                watched.add_to(logs)
 
     def _look_if_due(self, after_batch: int, wait: int, logs: Any = None) -> None:
         # Keras counts from 0, and passes the number of the last batch that ran.
@@ -306,15 +310,15 @@ class LossScaleMonitor(_Callback):
             self._look(logs)
 
     def _look(self, logs: Any) -> None:
-        for each in self._watched:
-            each.see(reading.read(each.optimizer))
-        _warn(*[each.spike() for each in self._watched])
+        for watched in self._watched:
+            watched.see(reading.read(watched.optimizer))
+        _warn(*[watched.spike() for watched in self._watched])
         # Keras counts epochs from 0 here, and shows them from 1 on.
         epoch = None if self._epoch is None else self._epoch + 1
         model, but = self.model, self._infinite
-        _warn(*[each.bad_batches(model, epoch, logs) for each in self._watched])
-        _warn(*[each.many_bad_losses() for each in self._watched])
-        messages = [each.stall(model, logs, but) for each in self._watched]
+        _warn(*[watched.bad_batches(model, epoch, logs) for watched in self._watched])
+        _warn(*[watched.many_bad_losses() for watched in self._watched])
+        messages = [watched.stall(model, logs, but) for watched in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 raise FloatingPointError(message)
@@ -326,10 +330,10 @@ class LossScaleMonitor(_Callback):
     def _check_statistics(self) -> None:
         if self._statistics is not None:
             _warn(self._statistics.restored())
-        found = diagnosis.of_statistics(self.model, self._infinite)
-        if found != self._warned_of_statistics:
-            _warn(found)
-        self._warned_of_statistics = found
+        message = diagnosis.of_statistics(self.model, self._infinite)
+        if message != self._warned_of_statistics:
+            _warn(message)
+        self._warned_of_statistics = message
 
 
 def _warn(*messages: Optional[str]) -> None:

@@ -73,8 +73,8 @@ def of_input(
     kinds = {id(f.variable): f.kind for f in optimizer.nonfinite_gradients()}
     for layer in keras_versions.layers_of(model) if "nan" in kinds.values() else []:
         pair = [getattr(layer, name, None) for name in ("kernel", "bias")]
-        if [kinds.get(id(each)) for each in pair] == ["nan", None] and all(
-            getattr(each, "trainable", False) for each in pair
+        if [kinds.get(id(weight)) for weight in pair] == ["nan", None] and all(
+            getattr(weight, "trainable", False) for weight in pair
         ):
             kernel, bias = map(keras_versions.variable_name, pair)
             where = batches.where([readings.last.skips.total - 1])
@@ -97,15 +97,15 @@ def _computing_layers(model: Any) -> List[Any]:
         is_input = type(layer).__name__ == "InputLayer"
         return is_of_keras and (hasattr(layer, "layers") or is_input)
 
-    return [one for one in keras_versions.layers_of(model) if not only_holds(one)]
+    return [layer for layer in keras_versions.layers_of(model) if not only_holds(layer)]
 
 
 def _is_last_in_float16(model: Any) -> bool:
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
-    dtypes = [tf.as_dtype(each.dtype).name for each in outputs]
+    dtypes = [tf.as_dtype(output.dtype).name for output in outputs]
     if dtypes:
         return "float16" in dtypes
-    return {one.compute_dtype for one in _computing_layers(model)} == {"float16"}
+    return {layer.compute_dtype for layer in _computing_layers(model)} == {"float16"}
 
 
 def _of_loss(optimizer: Any, model: Any, readings: Readings) -> str:
@@ -161,15 +161,15 @@ def of_weights(model: Any) -> Optional[str]:
 
 def of_statistics(model: Any, but: Sequence[Any]) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
-    known = {id(each) for each in but}
-    variables = [v for v in keras_versions.statistics_of(model) if id(v) not in known]
+    ignored = {id(v) for v in but}
+    variables = [v for v in keras_versions.statistics_of(model) if id(v) not in ignored]
     return _nonfinite(texts.STATISTICS, model, variables)
 
 
 def infinite_statistics(model: Any) -> List[Any]:
     """Returns the untrained variables that are infinite, as a least value may begin."""
-    found = keras_versions.statistics_of(model) if model.built else []
-    return [each for each in found if _kind_of(model, each) == "inf"]
+    variables = keras_versions.statistics_of(model) if model.built else []
+    return [v for v in variables if _kind_of(model, v) == "inf"]
 
 
 def backoffs(loss_scale: Any, high: float, low: float) -> float:
@@ -190,31 +190,31 @@ def bad_outputs(model: Any, logs: Any) -> str:
     outputs = [*(getattr(model, "output_names", None) or ())]
     outputs += list(named) if isinstance(named, dict) else []
     losses = logs if isinstance(logs, dict) else {}
-    found = [n for n in outputs if not np.isfinite(losses.get(f"{n}_loss", 0.0))]
-    return f" of output {' and '.join(dict.fromkeys(found))}" if found else ""
+    bad = [n for n in outputs if not np.isfinite(losses.get(f"{n}_loss", 0.0))]
+    return f" of output {' and '.join(dict.fromkeys(bad))}" if bad else ""
 
 
 def _name_of_loss(model: Any) -> str:
     names = []
     # A nest of names, functions and objects.
-    for each in tf.nest.flatten(getattr(model, "loss", None)):
-        named = getattr(each, "__name__", None) or getattr(each, "name", each)
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        named = getattr(loss, "__name__", None) or getattr(loss, "name", loss)
         names += [named] if isinstance(named, str) else []
     return f" ({', '.join(names)})" if names else ""
 
 
 def _accumulators(model: Any, at_fault: Sequence[Any]) -> Dict[str, Any]:
     """Returns bad attributes of a model that may add up the gradients at fault."""
-    shapes = {tuple(each.shape) for each in at_fault}
-    trained = {id(each) for each in model.trainable_weights}
+    shapes = {tuple(v.shape) for v in at_fault}
+    trained = {id(v) for v in model.trainable_weights}
     return {
-        name: each
-        for name, each in attributes_of(model)
-        if hasattr(each, "assign")
-        and hasattr(each, "shape")
-        and id(each) not in trained
-        and tuple(each.shape) in shapes
-        and _nonfinite(texts.STATISTICS, model, [each])
+        name: value
+        for name, value in attributes_of(model)
+        if hasattr(value, "assign")
+        and hasattr(value, "shape")
+        and id(value) not in trained
+        and tuple(value.shape) in shapes
+        and _nonfinite(texts.STATISTICS, model, [value])
     }
 
 

@@ -25,20 +25,22 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
     """Returns the optimizers of the argument `name`. A single one has an empty name."""
     listed = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, dict):
-        found = dict(value)
+        optimizers = dict(value)
     elif len(listed) == 1:
-        found = {"": listed[0]}
+        optimizers = {"": listed[0]}
     else:
-        found = {f"optimizer_{i}": each for i, each in enumerate(listed)}
-    are_named = all(isinstance(each, str) for each in found)
-    are_ours = all(isinstance(each, LossScaleOptimizer) for each in found.values())
-    if not (found and are_named and are_ours):
+        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(listed)}
+    are_named = all(isinstance(key, str) for key in optimizers)
+    are_ours = all(
+        isinstance(optimizer, LossScaleOptimizer) for optimizer in optimizers.values()
+    )
+    if not (optimizers and are_named and are_ours):
         raise TypeError(
             f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or a "
             f"dict of them by name, got {shown(value)}. Pass the wrapper: "
             "lossscale.LossScaleOptimizer(optimizer)."
         )
-    return found
+    return optimizers
 
 
 def optimizers_of(model: Any) -> Dict[str, Any]:
@@ -49,18 +51,20 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
     """
     compiled = getattr(model, "optimizer", None)
     pairs = [("optimizer", compiled), *attributes_of(model)]
-    found: Dict[str, Any] = {}
-    for name, each in pairs:
-        is_new = not any(each is known for known in found.values())
-        if isinstance(each, LossScaleOptimizer) and is_new:
-            found[name.strip("_")] = each
-    if found:
-        return found if len(found) > 1 else dict(zip([""], found.values()))
+    optimizers: Dict[str, Any] = {}
+    for name, value in pairs:
+        is_new = not any(value is other for other in optimizers.values())
+        if isinstance(value, LossScaleOptimizer) and is_new:
+            optimizers[name.strip("_")] = value
+    if optimizers:
+        return (
+            optimizers if len(optimizers) > 1 else dict(zip([""], optimizers.values()))
+        )
     # A user with other optimizers may not know the one that Keras compiles by default.
     others = [
-        f"model.{name.strip('_')} = {shown(each)}"
-        for name, each in pairs
-        if hasattr(each, "apply_gradients") and each is not compiled
+        f"model.{name.strip('_')} = {shown(value)}"
+        for name, value in pairs
+        if hasattr(value, "apply_gradients") and value is not compiled
     ]
     got = ", ".join(others) or shown(compiled)
     why = (
@@ -78,4 +82,4 @@ def attributes_of(model: Any) -> Iterator[Tuple[str, Any]]:
             yield name, thing
         elif not name.startswith("_"):  # Keras keeps the objects that it tracks there
             items = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            yield from ((f"{name}_{key}", each) for key, each in items)
+            yield from ((f"{name}_{key}", value) for key, value in items)

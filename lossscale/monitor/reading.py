@@ -142,7 +142,7 @@ class Batches:
 
     def where(self, numbers: Sequence[int]) -> str:
         """Returns where some of the skipped steps were, empty if it is unknown."""
-        before, end = [sum(each.numpy()) for each in self._counts], self._end()
+        before, end = [sum(counts.numpy()) for counts in self._counts], self._end()
         places = []
         for number in numbers:
             at = bisect.bisect_right(before, number) - 1

@@ -41,6 +41,6 @@ def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
         run += 1
     # The record has only the last steps. Of more, the loss scale's count is used.
     run, losses = (
-        in_a_row if each == KEPT else min(each, in_a_row) for each in (run, losses)
+        in_a_row if steps == KEPT else min(steps, in_a_row) for steps in (run, losses)
     )
     return Skips(total, inf + nan, left_out, run, losses, tuple(last))

@@ -42,25 +42,28 @@ class Statistics:
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
         # Inner layers come last: one may be trained within a frozen one.
         layers = {
-            id(v): one for one in keras_versions.layers_of(model) for v in one.weights
+            id(v): layer
+            for layer in keras_versions.layers_of(model)
+            for v in layer.weights
         }
         # Plain variables, one on each replica, that any context may assign to.
         local = model.distribute_strategy.experimental_local_results
-        found = [
-            (each, local(keras_versions.tensor_of(each)))
-            for each in keras_versions.statistics_of(model)
-            if id(each) not in layers or layers[id(each)].trainable
+        pairs = [
+            (v, local(keras_versions.tensor_of(v)))
+            for v in keras_versions.statistics_of(model)
+            if id(v) not in layers or layers[id(v)].trainable
         ]
-        found = [pair for pair in found if all(map(all_finite, pair[1]))]
-        self._variables, parts = [v for v, _ in found], [part for _, part in found]
+        pairs = [pair for pair in pairs if all(map(all_finite, pair[1]))]
+        self._variables, parts = [v for v, _ in pairs], [part for _, part in pairs]
         counts = [
-            local(keras_versions.tensor_of(each.applied_steps)) for each in optimizers
+            local(keras_versions.tensor_of(optimizer.applied_steps))
+            for optimizer in optimizers
         ]
-        self._records = [each.engine.record for each in optimizers]
+        self._records = [optimizer.engine.record for optimizer in optimizers]
         # Those of one device and dtype are one tensor: a hundred small ones take longer
         # to hand over than to copy.
         groups: Dict[Any, List[Variable]] = {}
-        for part in [part for each in parts for part in each]:
+        for part in [part for mirrored in parts for part in mirrored]:
             groups.setdefault((part.device, part.dtype), []).append(part)
 
         def values() -> List[Tensor]:
@@ -70,7 +73,7 @@ class Statistics:
             ]
 
         def steps() -> Tensor:
-            return tf.add_n([tf.cast(each[0], tf.int64) for each in counts])
+            return tf.add_n([tf.cast(count[0], tf.int64) for count in counts])
 
         def mend(
             copies: List[Tensor],
@@ -89,7 +92,7 @@ class Statistics:
                 return tf.cond(is_newer, lambda: now, lambda: copies), times
 
             def restore() -> Tuple[List[Tensor], Tensor]:
-                bad = [tf.logical_not(all_finite(list(each))) for each in parts]
+                bad = [tf.logical_not(all_finite(list(mirrored))) for mirrored in parts]
                 kept = [
                     tf.where(tf.logical_and(is_newer, tf.math.is_finite(new)), new, old)
                     for new, old in zip(now, copies)
@@ -109,7 +112,7 @@ class Statistics:
         self._state = (values(), steps(), self._skipped(), times)
 
     def _skipped(self) -> List[Tensor]:
-        return [each.counts() for each in self._records]
+        return [record.counts() for record in self._records]
 
     def mend(self) -> None:
         """Puts the copy back where the variables are not finite, or makes a new one."""
@@ -119,10 +122,10 @@ class Statistics:
     def restored(self) -> Optional[str]:
         """Reads the device. Returns, once, the message about what was put back."""
         before = self.times
-        self.times, *each = self._state[-1].numpy().tolist()
+        self.times, *counts = self._state[-1].numpy().tolist()
         if before or not self.times:
             return None
-        changed = [v for v, count in zip(self._variables, each) if count]
+        changed = [v for v, count in zip(self._variables, counts) if count]
         return _RESTORED.format(
             names=", ".join(map(keras_versions.variable_name, changed))
         )

@@ -47,7 +47,7 @@ class Watched:
         """Begins, or begins again. Then it reports a stall that continues once more."""
         self.readings = Readings(reading, vars(self).get("readings"))
         self._judged = self._epoch_began = reading
-        self._reported: Optional[int] = None
+        self._warned_run: Optional[int] = None
         self._warned_of_weights = False
         self.batches = Batches(self.optimizer)
         self._warned_of_losses = self._warned_of_many = False
@@ -64,20 +64,20 @@ class Watched:
         before it is scaled, so the third such loss is a stall, too.
         """
         before, now = self._judged, self.readings.last
-        self._judged, own = now, now.skips
-        is_stall = own.in_a_row >= self._patience
+        self._judged, skips = now, now.skips
+        is_stall = skips.in_a_row >= self._patience
         if now.applied == 0:
             scale = self.optimizer.loss_scale
             lowered = diagnosis.backoffs(scale, before.loss_scale, now.loss_scale)
             lowered *= int(getattr(unguarded(scale), "hysteresis", 1))
-            stuck = max(own.nonfinite - before.skips.nonfinite - lowered, 0.0)
+            stuck = max(skips.nonfinite - before.skips.nonfinite - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
             is_stall = is_stall and self._stuck >= self._patience
-        if not is_stall and own.bad_losses < _BAD_LOSSES:
+        if not is_stall and skips.bad_losses < _BAD_LOSSES:
             return False
         # The number of steps skipped before it identifies each run of skipped steps.
-        reported, self._reported = self._reported, own.nonfinite - own.in_a_row
-        return reported != self._reported
+        warned, self._warned_run = self._warned_run, skips.nonfinite - skips.in_a_row
+        return warned != self._warned_run
 
     def stall(self, model: Any, logs: Any, but: Sequence[Any]) -> Optional[str]:
         """Returns the message about a stall, or None. `but`: what began as infinite."""
@@ -91,10 +91,10 @@ class Watched:
             where=where.replace("at", "the last at", 1),
             scale=scale_text(self.readings.last.loss_scale),
         )
-        found = diagnosis.of_stall(
+        findings = diagnosis.of_stall(
             self.optimizer, model, logs, self.readings, self.batches, but
         )
-        return self._named("\n  * ".join([first, *found]))
+        return self._named("\n  * ".join([first, *findings]))
 
     @property
     def until_stall(self) -> int:
@@ -146,15 +146,15 @@ class Watched:
         skips, count = now.skips, now.skips.losses - before.skips.losses
         # The skipped steps that are known, by their numbers among all of them, and why.
         first = skips.total - len(skips.last)
-        known = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
-        known = [pair for pair in known if pair[0] >= before.skips.total]
-        bad = [(number, WORDS[why]) for number, why in known if why in WORDS]
+        skipped = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
+        skipped = [pair for pair in skipped if pair[0] >= before.skips.total]
+        bad = [(number, WORDS[why]) for number, why in skipped if why in WORDS]
         # A guard's own spikes have a message of their own.
         is_guard = scale.left_out_as == SpikeGuard.left_out_as
         reason = "" if is_guard else scale.left_out_as
-        left_out = [n for n, why in known if why == LEFT_OUT and reason]
+        left_out = [n for n, why in skipped if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
-        is_overflow = is_new and bool(known) and known[-1][1] == GRADIENTS
+        is_overflow = is_new and bool(skipped) and skipped[-1][1] == GRADIENTS
         hidden = None
         if is_overflow:
             hidden = diagnosis.of_input(
@@ -215,9 +215,9 @@ class Watched:
         """Returns the message about weights that are not finite, once."""
         if self._warned_of_weights or self.optimizer.loss_scale.checks_gradients:
             return None
-        found = diagnosis.of_weights(model)
-        self._warned_of_weights = bool(found)
-        return found and self._named(found)
+        finding = diagnosis.of_weights(model)
+        self._warned_of_weights = bool(finding)
+        return finding and self._named(finding)
 
     def spike(self) -> Optional[str]:
         if self._warned_of_spike or not self._spikes:

@@ -38,7 +38,7 @@ def answered(*names: str, doc: str = "") -> Any:
 
     def get_value(self: Any) -> Any:
         scale = unguarded(self.loss_scale)
-        values = (getattr(scale, each, None) for each in names)
+        values = (getattr(scale, name, None) for name in names)
         return next((value for value in values if value is not None), None)
 
     def refuse(self: Any, value: Any) -> None:

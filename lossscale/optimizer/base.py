@@ -96,7 +96,7 @@ class LossScaleOptimizer:
         **kwargs: Any,
     ) -> None:
         by_position = kwargs.pop("by_position")
-        given = {
+        passed = {
             "loss_scale": loss_scale,
             "name": name,
             "dynamic_growth_steps": dynamic_growth_steps,
@@ -107,7 +107,7 @@ class LossScaleOptimizer:
         dialect = self._dialect
         wrappers.check_inner(inner_optimizer, type(self))
         dialect.refuse_own_sum(communication_dtype, inner_optimizer)
-        ours = keras_arguments.as_ours(given, by_position)
+        ours = keras_arguments.as_ours(passed, by_position)
         name = ours["name"]
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
         engine = LossScaleEngine._of_wrapper(
@@ -287,9 +287,9 @@ class LossScaleOptimizer:
         if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
             return asked(inner, loss_scale, **others)
         # It was written to derive from Keras's own wrapper, and takes its arguments.
-        found: Any = serialization.get(loss_scale)
-        given = {**others, **keras_arguments.as_theirs(found)}
-        return asked(inner, **{n: v for n, v in given.items() if n in names})
+        resolved: Any = serialization.get(loss_scale)
+        passed = {**others, **keras_arguments.as_theirs(resolved)}
+        return asked(inner, **{n: v for n, v in passed.items() if n in names})
 
     @classmethod
     def from_keras(

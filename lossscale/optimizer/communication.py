@@ -68,7 +68,7 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
         sums, check = replicas.all_reduce_sums(sent), NO_CHECK
     else:
         is_finite, largest = check.exact(), check.largest
-        of_gradients = next(each.dtype for each in sent if each is not None)
+        of_gradients = next(grad.dtype for grad in sent if grad is not None)
         is_bad = tf.cast(tf.logical_not(is_finite), of_gradients)
         *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
         if largest is not None:
@@ -90,8 +90,8 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
     if isinstance(grad, tf.IndexedSlices):
         values = _as_sent(grad.values, factor, dtype)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    own, narrow = grad.dtype, tf.as_dtype(dtype)
-    if factor is not None and (own.is_floating or own.is_complex):
+    original, narrow = grad.dtype, tf.as_dtype(dtype)
+    if factor is not None and (original.is_floating or original.is_complex):
         grad = multiply(grad, factor)
-    is_wider = own.is_floating and own.size > narrow.size
-    return tf.cast(grad, narrow if is_wider else own)
+    is_wider = original.is_floating and original.size > narrow.size
+    return tf.cast(grad, narrow if is_wider else original)

@@ -62,8 +62,8 @@ class Dialect(abc.ABC):
     def release(self, inner: Any) -> None:
         """Removes what a wrapper left on an optimizer. A copy of that has it, too."""
         setattr(inner, MARK, False)
-        for each in parts(inner):
-            vars(each).pop(self.summing_methods[-1], None)
+        for part in parts(inner):
+            vars(part).pop(self.summing_methods[-1], None)
 
     def refuse_own_sum(self, dtype: Optional[str], inner: Any) -> None:
         """Raises if a dtype is given, and the optimizer's sum cannot be replaced."""
@@ -71,7 +71,7 @@ class Dialect(abc.ABC):
             return
         name = "gradient_accumulation_steps"  # Keras 3's
         steps = next(filter(None, (getattr(p, name, 0) for p in parts(inner))), None)
-        if "horovod" in {each.__module__.split(".")[0] for each in type(inner).__mro__}:
+        if "horovod" in {cls.__module__.split(".")[0] for cls in type(inner).__mro__}:
             way = (
                 "sums them with Horovod. Leave out `communication_dtype`, and let "
                 "Horovod compress the gradients: "
@@ -97,9 +97,9 @@ class Dialect(abc.ABC):
 
     def has_own_sum(self, inner: Any) -> bool:
         return any(
-            getattr(type(each), name, None)
+            getattr(type(part), name, None)
             is not getattr(self.optimizer_class, name, None)
-            for each in parts(inner)
+            for part in parts(inner)
             for name in self.summing_methods
         )
 
@@ -119,8 +119,8 @@ class InnerSum:
         self._inside = 0
         #: How many of the gradients that they apply the method has not been given yet.
         self._missing = 0
-        for each in parts(optimizer) if is_left_out else []:
-            setattr(each, method, partial(self._leave_out, getattr(each, method)))
+        for part in parts(optimizer) if is_left_out else []:
+            setattr(part, method, partial(self._leave_out, getattr(part, method)))
 
     @contextmanager
     def left_out(self, grads: Grads) -> Iterator[None]:
@@ -160,4 +160,4 @@ class InnerSum:
 def parts(optimizer: Any) -> List[Any]:
     """Returns an optimizer, and the optimizers in it if it is a `MultiOptimizer`."""
     inside = getattr(optimizer, "optimizers", None) or []
-    return [optimizer, *(part for each in inside for part in parts(each))]
+    return [optimizer, *(part for member in inside for part in parts(member))]

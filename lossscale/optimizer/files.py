@@ -44,7 +44,7 @@ def names_in_files(loss_scale: LossScale) -> Dict[str, Variable]:
     variables = loss_scale.variables
     # tf.Module documents this method for its subclasses.
     reached = loss_scale._flatten(
-        predicate=lambda each: isinstance(each, tf.Variable), with_path=True
+        predicate=lambda value: isinstance(value, tf.Variable), with_path=True
     )
     paths: Dict[int, str] = {}
     for path, variable in reached:
@@ -78,24 +78,24 @@ def in_order(variables: List[Variable]) -> List[Variable]:
 
 def under_names(variables: List[Variable], loss_scale: LossScale) -> List[Variable]:
     """Returns variables under their names in files, as Keras 2 writes .h5 files."""
-    own = {id(v): name for name, v in names_in_files(loss_scale).items()}
+    names = {id(v): name for name, v in names_in_files(loss_scale).items()}
     return [
         variable
-        if own.get(id(variable)) in {None, plain_name(variable)}
-        else Renamed(variable, f"{own[id(variable)]}:0")
+        if names.get(id(variable)) in {None, plain_name(variable)}
+        else Renamed(variable, f"{names[id(variable)]}:0")
         for variable in variables
     ]
 
 
-def is_count_of(count: int, inner: List[Variable], own: List[Variable]) -> bool:
+def is_count_of(count: int, inner: List[Variable], ours: List[Variable]) -> bool:
     """Whether a file without names that holds so many variables is one of ours.
 
-    Older releases did not write the newest of the wrapper's `own` variables.
+    Older releases did not write the newest of `ours`, the wrapper's variables.
     """
-    names = [plain_name(variable) for variable in own]
+    names = [plain_name(variable) for variable in ours]
     newer = sum(name in SINCE_3_1_0 for name in names)
     since = sum(name in _SINCE_0_1_0 for name in names)
-    older = len(inner) + len(own) - newer
+    older = len(inner) + len(ours) - newer
     # A file of a run with nonfinite_loss="skip", into an optimizer without it.
     with_skip = set() if newer else {older + len(SINCE_3_1_0)}
     return count in {len(inner), older - since, older, *with_skip}
@@ -156,14 +156,14 @@ def holds(store: Any, name: str) -> bool:
 
 def fits(variable: Any, value: Any) -> bool:
     """Whether a variable can hold a value, and holds values of that kind."""
-    held, given = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
-    if not given.shape.is_compatible_with(variable.shape):
+    held, tensor = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
+    if not tensor.shape.is_compatible_with(variable.shape):
         return False
     if held.is_floating:
-        return bool(given.dtype.is_floating or given.dtype.is_integer)
+        return bool(tensor.dtype.is_floating or tensor.dtype.is_integer)
     return bool(
-        held.is_integer == given.dtype.is_integer
-        and held.is_bool == given.dtype.is_bool
+        held.is_integer == tensor.dtype.is_integer
+        and held.is_bool == tensor.dtype.is_bool
     )
 
 

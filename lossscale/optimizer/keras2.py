@@ -86,7 +86,7 @@ class Keras2Dialect(Dialect):
         if of_all is not None:
             positions = {id(variable): i for i, variable in enumerate(variables)}
             # A variable that only it returned had no gradient, and so no fault.
-            kept = [positions.get(id(each), len(variables)) for each in trained]
+            kept = [positions.get(id(v), len(variables)) for v in trained]
             check = check._replace(
                 worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
             )
@@ -100,15 +100,15 @@ class Keras2Dialect(Dialect):
         `second` is the second one that the wrapper was given. That is not `name` for
         all: TensorFlowTTS's optimizers take a norm to clip to.
         """
-        given = {}
+        named = {}
         if second is not None and not isinstance(second, str):
             name = list(inspect.signature(inner.apply_gradients).parameters)[1]
-            given = {} if name == "name" else {name: second}
+            named = {} if name == "name" else {name: second}
         elif self.is_legacy:
-            given = {"name": second}
+            named = {"name": second}
         if self.is_legacy:
-            return {**given, "experimental_aggregate_gradients": aggregates}
-        return {**given, "skip_gradients_aggregation": not aggregates}
+            return {**named, "experimental_aggregate_gradients": aggregates}
+        return {**named, "skip_gradients_aggregation": not aggregates}
 
 
 class LegacyDialect(Keras2Dialect):
@@ -142,11 +142,11 @@ class NewDialect(Keras2Dialect):
     summing_methods = ("aggregate_gradients",)
 
     def variables_of(self, inner: Any) -> List[Variable]:
-        found = inner.variables
-        found = list(found() if callable(found) else found)
+        variables = inner.variables
+        variables = list(variables() if callable(variables) else variables)
         # TensorFlow 2.10 does not list `iterations`.
-        counted = any(variable is inner.iterations for variable in found)
-        return found if counted else [inner.iterations, *found]
+        counted = any(variable is inner.iterations for variable in variables)
+        return variables if counted else [inner.iterations, *variables]
 
     def build(self, inner: Any, variables: List[Variable]) -> None:
         inner.build(variables)
@@ -176,8 +176,8 @@ class Keras2Base(LossScaleOptimizer):
         try:
             track(trackable, name, overwrite or name in tracked)
         except ValueError:
-            found = inner._lookup_dependency(name)
-            if found is None or found is trackable:
+            tracked_before = inner._lookup_dependency(name)
+            if tracked_before is None or tracked_before is trackable:
                 raise  # what a checkpoint holds for it cannot be restored
             # The inner optimizer tracks an object of its own under this name. Keras's
             # constructor would track a reader of TensorFlow 2.2's files.
@@ -251,10 +251,10 @@ class Keras2Base(LossScaleOptimizer):
 
         If only those that older releases do not know are missing, they become 0.
         """
-        weights, every = list(weights), self._all_variables()
-        pairs = list(zip(every, weights))
+        weights, variables = list(weights), self._all_variables()
+        pairs = list(zip(variables, weights))
         if len(weights) > len(self._dialect.variables_of(self.inner_optimizer)):
-            missing = every[len(weights) :]
+            missing = variables[len(weights) :]
             pairs += [(v, 0) for v in missing if files.plain_name(v) in SINCE_3_1_0]
         self._dialect.keras.backend.batch_set_value(pairs)
 

@@ -256,18 +256,18 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         inner = self.inner_optimizer
         if not inner.built and not self._is_asked_to_build:
             inner.set_weights(weights)  # Keras's own error
-        own = list(self._listed.values())
+        ours = list(self._listed.values())
         newer = [self._listed[name] for name in SINCE_3_1_0 if name in self._listed]
-        older = own[: len(own) - len(newer)]
+        older = ours[: len(ours) - len(newer)]
         # The list of an optimizer that differs in `nonfinite_loss`, or of a release
         # that does not know the newest variables.
-        other = older if newer else [*own, *[np.int64(0)] * len(SINCE_3_1_0)]
+        other = older if newer else [*ours, *[np.int64(0)] * len(SINCE_3_1_0)]
         by_name = {files.plain_name(variable): variable for variable in older}
         # Keras's wrapper lists iteration, learning rate, counter and scale.
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
         theirs[2] = by_name.get("good_steps", theirs[2])
         theirs[3] = by_name.get("current_loss_scale", theirs[3])
-        for before in (own, other, list(by_name.values()), theirs, []):
+        for before in (ours, other, list(by_name.values()), theirs, []):
             listed = [*before, *inner.variables]
             # Slots that do not exist yet cannot be compared with.
             rest = len(weights) - len(listed)
@@ -280,7 +280,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 for variable, weight in zip(before, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
-                if before and before is not own:
+                if before and before is not ours:
                     for variable in newer:
                         variable.assign(0)
                 return
@@ -304,25 +304,25 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         variables = self._own_variables()
         newer = {name: variables[name] for name in SINCE_3_1_0 if name in variables}
         # Of several variables of one name, files of 3.0.0 hold only the innermost one.
-        older = {files.plain_name(each): each for each in self.loss_scale.variables}
+        older = {files.plain_name(v): v for v in self.loss_scale.variables}
         older.update(newer)
         if not any(files.holds(store, name) for name in {*variables} - {*older}):
             variables = older
-        found = {name: name for name in variables if files.holds(store, name)}
+        stored = {name: name for name in variables if files.holds(store, name)}
         # Keras's wrapper has these numbers for the scale and the counter. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
-        if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
+        if not stored and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
-            found = {name: key for name, key in theirs.items() if name in variables}
-        elif not found and keys:
+            stored = {name: key for name, key in theirs.items() if name in variables}
+        elif not stored and keys:
             inner = self.inner_optimizer
             inner.load_own_variables(store)
             # Next Keras loads the inner optimizer's own group, which such a file lacks,
             # and would warn of that.
             vars(inner)["load_own_variables"] = partial(files.load_what_is_there, inner)
         # All are read before the first is set: a damaged file changes nothing here.
-        values = {name: np.array(store[key]) for name, key in found.items()}
-        if found:  # older files do not hold these
+        values = {name: np.array(store[key]) for name, key in stored.items()}
+        if stored:  # older files do not hold these
             newest = [name for name in SINCE_3_1_0 if name in variables]
             values = {**dict.fromkeys(newest, np.array(0)), **values}
         for name, value in values.items():
@@ -341,9 +341,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _own_variables(self) -> Dict[str, Variable]:
         """Returns all variables by their names in files, the newest ones last."""
         # Asked each time: a loss scale of the user's may create some at its first step.
-        found = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
-        newer = {name: found.pop(name) for name in SINCE_3_1_0 if name in found}
-        return {**found, **newer}
+        variables = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
+        newer = {name: variables.pop(name) for name in SINCE_3_1_0 if name in variables}
+        return {**variables, **newer}
 
 
 def _is_overwritten(variable: Variable) -> bool:

@@ -81,23 +81,23 @@ def counts_positions(init: Callable[..., None]) -> Callable[..., None]:
     return counted
 
 
-def as_ours(given: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
+def as_ours(passed: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
     """Returns the `loss_scale` and the `name` that arguments mean, ours or Keras's own.
 
-    `given` are all arguments but the inner optimizer, by name. The first `by_position`
+    `passed` are all arguments but the inner optimizer, by name. The first `by_position`
     were given by position, and have our names for theirs. None: it was not given.
     """
-    given = _by_their_names(given, is_third_by_position=by_position > 1)
-    name, loss_scale = given.pop("name", None), given.pop("loss_scale", "dynamic")
-    theirs = {n: given.pop(n, None) for n in OF_THE_SCALE}
+    passed = _by_their_names(passed, is_third_by_position=by_position > 1)
+    name, loss_scale = passed.pop("name", None), passed.pop("loss_scale", "dynamic")
+    theirs = {n: passed.pop(n, None) for n in OF_THE_SCALE}
     theirs = {n: value for n, value in theirs.items() if value is not None}
-    for other, value in given.items():
+    for other, value in passed.items():
         if other not in _WITHOUT_MEANING:
-            known = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss", "communication_dtype")
+            names = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss", "communication_dtype")
             raise TypeError(
                 f"`{other}` must be one of LossScaleOptimizer's arguments, "
-                f"{', '.join(known)}, got {other}={shown(value)}."
-                f"{checks.did_you_mean(other, known)} If it is an argument of the "
+                f"{', '.join(names)}, got {other}={shown(value)}."
+                f"{checks.did_you_mean(other, names)} If it is an argument of the "
                 "inner optimizer, pass it to that one."
             )
         if value != _WITHOUT_MEANING[other]:
@@ -118,7 +118,7 @@ def as_ours(given: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
 
 
 def _by_their_names(
-    given: Mapping[str, Any], is_third_by_position: bool
+    passed: Mapping[str, Any], is_third_by_position: bool
 ) -> Dict[str, Any]:
     """Renames arguments that were given by position in the order of Keras's wrappers.
 
@@ -126,7 +126,7 @@ def _by_their_names(
     3's `initial_scale` and `dynamic_growth_steps`. A `name` that was given by name is
     a name.
     """
-    loss_scale, name, _ = values = [given.get(each) for each in _OURS]
+    loss_scale, name, _ = values = [passed.get(n) for n in _OURS]
     is_number = isinstance(name, numbers.Real) and not isinstance(name, bool)
     if isinstance(loss_scale, (bool, np.bool_)):
         is_name = isinstance(name, str) or not is_third_by_position
@@ -135,23 +135,23 @@ def _by_their_names(
     elif isinstance(loss_scale, numbers.Real) and is_number and is_third_by_position:
         names = ("initial_scale", "dynamic_growth_steps", "name")
     else:
-        return dict(given)
+        return dict(passed)
     placed = {n: value for n, value in zip(names, values) if value is not None}
-    others = {n: value for n, value in given.items() if n not in _OURS}
-    for each, value in placed.items():
-        if others.get(each) is not None:
+    others = {n: value for n, value in passed.items() if n not in _OURS}
+    for key, value in placed.items():
+        if others.get(key) is not None:
             raise TypeError(
-                f"`{each}` must be given once, got {shown(value)} by position and "
-                f"{each}={shown(others[each])} by name. Leave out one of the two."
+                f"`{key}` must be given once, got {shown(value)} by position and "
+                f"{key}={shown(others[key])} by name. Leave out one of the two."
             )
-    found = {**others, **placed}
+    by_name = {**others, **placed}
     is_fixed = "dynamic" in placed and not placed["dynamic"]
-    if is_fixed and found.get("initial_scale") is None:
+    if is_fixed and by_name.get("initial_scale") is None:
         raise ValueError(
             "`loss_scale` must not be False without a value, got False. Write "
             "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale of 128."
         )
-    return found
+    return by_name
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
@@ -206,8 +206,8 @@ def loss_scale_of(optimizer: Any) -> LossScale:
             "read the state of Keras's wrapper. Restore a checkpoint of that wrapper "
             "into LossScaleOptimizer(inner_optimizer) instead."
         )
-    given = {name: getattr(optimizer, name, None) for name in OF_THE_SCALE}
-    config = as_ours(given)["loss_scale"]
+    theirs = {name: getattr(optimizer, name, None) for name in OF_THE_SCALE}
+    config = as_ours(theirs)["loss_scale"]
     # Keras 3's wrapper has no state until it is built, Keras 2's has none if fixed.
     scale = _read(optimizer, "dynamic_scale", "loss_scale", checks.loss_scale)
     count = partial(checks.count, least=0, most=checks.MOST_STEPS)

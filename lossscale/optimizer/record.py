@@ -197,14 +197,14 @@ class Record(tf.Module):
         return _kind(worst)
 
     def spike(self) -> Optional[Spike]:
-        variables, (*each, largest, limit, stamp) = self._last("spike")
+        variables, (*magnitudes, largest, limit, stamp) = self._last("spike")
         if not stamp:
             return None
-        variable = variables[each.index(max(each))]
+        variable = variables[magnitudes.index(max(magnitudes))]
         return Spike(keras_versions.variable_name(variable), largest, limit, variable)
 
     def _last(self, attribute: str) -> Tuple[List[Variable], List[float]]:
-        pairs = [(each.variables, getattr(each, attribute)) for each in self.entries]
+        pairs = [(entry.variables, getattr(entry, attribute)) for entry in self.entries]
         read = [(of, held.numpy().tolist()) for of, held in pairs if held is not None]
         return max(read, key=lambda pair: pair[1][-1], default=([], [0.0] * 3))
 
@@ -255,15 +255,15 @@ class Entry:
         if self.spike is None:
             return counted
 
-        def magnitudes(local: Bundle) -> PerGradient:
+        def measure(local: Bundle) -> PerGradient:
             return largest_of_each(local.divided().grads, local.groups)
 
-        each = replicas.greatest(replicas.call_for_each_replica(magnitudes, bundle))
-        each = _placed(each, self.positions, len(self.variables))
+        magnitudes = replicas.greatest(replicas.call_for_each_replica(measure, bundle))
+        magnitudes = _placed(magnitudes, self.positions, len(self.variables))
         guard = guard_of(scale)
         limit = tf.cast(replicas.local_result(guard.limit), tf.float32)
-        known = tf.stack([check.largest, limit])
-        value = tf.concat([each, known, stamp], 0)
+        of_step = tf.stack([check.largest, limit])
+        value = tf.concat([magnitudes, of_step, stamp], 0)
         if scale.left_out_as != type(guard).left_out_as:
             # Another loss scale of the chain may have left it out, for another reason.
             is_spike = check.largest > limit

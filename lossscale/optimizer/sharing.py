@@ -85,7 +85,7 @@ class SharedStep:
         loss_scale: LossScale,
         is_finite: Flag,
         largest: Optional[Scalar],
-        is_told: Flag,
+        rule_learns: Flag,
     ) -> Tuple[Op, Flag]:
         """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
         ignored = loss_scale.ignored_loss_steps
@@ -100,9 +100,9 @@ class SharedStep:
                 # The rule learns of it if the gradients of any optimizer overflowed,
                 # but not if all that was bad were losses.
                 of_losses = tf.convert_to_tensor(ignored) - self.before(ignored)
-                is_told = tf.where(is_finite, was_good, is_told)
-                is_told = tf.logical_or(is_told, bad_before > of_losses)
-        values = [was_good, greatest, is_told]
+                rule_learns = tf.where(is_finite, was_good, rule_learns)
+                rule_learns = tf.logical_or(rule_learns, bad_before > of_losses)
+        values = [was_good, greatest, rule_learns]
         read = [value for value in values if tf.is_tensor(value)]
         with tf.control_dependencies(read):
             restored = [v.assign(old, read_value=False) for v, old in self._before]
@@ -112,7 +112,9 @@ class SharedStep:
             should_apply = tf.convert_to_tensor(should_apply)
             all_good = tf.logical_and(is_finite, was_good)
             with tf.control_dependencies([should_apply]):
-                update_op, _ = adjust_to_step(loss_scale, all_good, greatest, is_told)
+                update_op, _ = adjust_to_step(
+                    loss_scale, all_good, greatest, rule_learns
+                )
         if mode.current().knows_values:
             self.values_after = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.

@@ -104,17 +104,23 @@ class Step:
 
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
-        loss_scale, is_told, grads = self._loss_scale, True, None
+        loss_scale, rule_learns, grads = self._loss_scale, True, None
         if self._division.ignored_losses is not None:
-            is_told = self.is_told(check.exact(), bundle, self._division.ignored_losses)
+            rule_learns = self.rule_learns(
+                check.exact(), bundle, self._division.ignored_losses
+            )
         if self._division.is_shared:
             shared = SharedStep.of(self._division)
-            return shared.adjust(loss_scale, check.exact(), check.largest, is_told)
+            return shared.adjust(loss_scale, check.exact(), check.largest, rule_learns)
         if not takes_the_flag(loss_scale):
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        return adjust_to_step(loss_scale, check.exact(), check.largest, is_told, grads)
+        return adjust_to_step(
+            loss_scale, check.exact(), check.largest, rule_learns, grads
+        )
 
-    def is_told(self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses) -> Flag:
+    def rule_learns(
+        self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses
+    ) -> Flag:
         """Tells whether the rule learns of the step, with nonfinite_loss="skip".
 
         It does not learn of a bad loss, unless there are many. A good step looks at no

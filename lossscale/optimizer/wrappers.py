@@ -39,15 +39,15 @@ def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
     """
     if cls is public:
         return for_optimizer(args[0] if args else kwargs.get("inner_optimizer"))
-    given = [*args, *kwargs.values()]
-    found = [each for each in map(_wrappers.class_for, given) if each is not None]
-    if not found:
+    passed = [*args, *kwargs.values()]
+    classes = [w for w in map(_wrappers.class_for, passed) if w is not None]
+    if not classes:
         raise TypeError(
             f"`inner_optimizer` must be an argument of {cls.__name__}, got "
-            f"{arguments.shown(given)}. Pass a Keras optimizer, or derive "
+            f"{arguments.shown(passed)}. Pass a Keras optimizer, or derive "
             f"{cls.__name__} from type(lossscale.LossScaleOptimizer(inner_optimizer))."
         )
-    return _mixed(cls, found[0])
+    return _mixed(cls, classes[0])
 
 
 @functools.lru_cache(maxsize=None)
@@ -99,9 +99,9 @@ def for_config(config: Dict[str, Any]) -> Any:
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     """Raises unless `inner_optimizer` may be wrapped by the class `wrapper`."""
     right = for_optimizer(inner_optimizer)
-    found = _loss_scale_wrapper_in(inner_optimizer)
-    if found is not None:
-        held = found.inner_optimizer if found is inner_optimizer else found
+    existing = _loss_scale_wrapper_in(inner_optimizer)
+    if existing is not None:
+        held = existing.inner_optimizer if existing is inner_optimizer else existing
         raise TypeError(
             "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got a "
             f"{type(inner_optimizer).__name__} around a {type(held).__name__}. Use it "
@@ -126,7 +126,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     # TensorFlow Privacy's optimizers clip per example, between computing gradients and
     # applying them, and add noise of that size. No other optimizer that we know has the
     # attribute.
-    homes = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
+    homes = {cls.__module__.split(".")[0] for cls in type(inner_optimizer).__mro__}
     is_private = "tensorflow_privacy" in homes
     if is_private or hasattr(inner_optimizer, "_was_dp_gradients_called"):
         raise ValueError(

@@ -125,6 +125,6 @@ def _losses_to_blame(kinds: List[Kind]) -> List[Tensor]:
     """
     kinds = [kind for kind in kinds if kind.name != UNKNOWN]
     values = [loss.value for loss in _losses_among(kinds)]
-    values += [value for each in _lists_among(kinds) for value in each.losses]
+    values += [value for unscaled in _lists_among(kinds) for value in unscaled.losses]
     visible = [value for value in values if graphs.is_visible(value)]
     return list({id(value): value for value in visible}.values())

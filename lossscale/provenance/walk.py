@@ -158,8 +158,8 @@ class Kinds:
             results = _results(operation, inputs, kinds, outputs, called, self._since)
             for output, kind in results:
                 if kind is not None:  # momentum would have a source of each step
-                    few = kind._replace(sources=kind.sources[-_SOURCES:])
-                    setattr(output, self._attribute, few)
+                    recent = kind._replace(sources=kind.sources[-_SOURCES:])
+                    setattr(output, self._attribute, recent)
         is_related = any(kind is not None and kind.name != UNKNOWN for kind in kinds)
         self._patience = _PATIENCE if is_related else self._patience - 1
         return self._patience > 0
@@ -273,7 +273,7 @@ def _returned(
         return [_either(of_inputs[0], *kinds) for kinds in zip(*branches)]
     if operation in LOOPS:
         for _ in range(_TURNS):  # the results of one turn are the inputs of the next
-            after, condition = (_returned("", (each,), of_inputs) for each in called)
+            after, condition = (_returned("", (name,), of_inputs) for name in called)
             if after is None or condition is None:
                 return None
             chosen_by = CHANGED if CHANGED in condition else None

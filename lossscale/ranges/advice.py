@@ -114,8 +114,8 @@ class Advice:
         takes_dtype = call.is_layer and (above is not None or fault.is_cast)
         if takes_dtype and not is_between:
             wanted = _with_wrappers(call)
-            new = [each for each in wanted if each.path not in self.layers]
-            self.layers.update((each.path, each) for each in new)
+            new = [c for c in wanted if c.path not in self.layers]
+            self.layers.update((c.path, c) for c in new)
             if above is not None and not above.is_of_library:
                 self._may_meet[above.path] = above
             # In float32 a layer casts nothing: the cast of another input is known, too.
@@ -144,8 +144,8 @@ class Advice:
         self._may_meet = {}
 
     def casts_in(self, call: Optional[Call]) -> bool:
-        made = [each.layer for each, _ in self.casts.values()]
-        return call is not None and any(call.layer is each for each in made)
+        layers = [c.layer for c, _ in self.casts.values()]
+        return call is not None and any(call.layer is layer for layer in layers)
 
     def __str__(self) -> str:
         is_keras3 = keras_versions.is_keras3(self.keras)
@@ -175,19 +175,19 @@ def _with_wrappers(call: Call) -> List[Call]:
     Keras 3's TimeDistributed calls the method `call` of its layer, so that its own
     dtype counts. The state of a loop over time has one dtype, also in stacked cells.
     """
-    found, between = [call], [call]
+    calls, between = [call], [call]
     for above in call.around[:-1]:  # without the model's
         between.append(above)
         is_given = any(hasattr(above.layer, n) for n in ("layer", "forward_layer"))
         wraps = is_given and above.is_of_library and above is call.parent
         if wraps or above.is_recurrent:
-            found = list(between)
+            calls = list(between)
         if above.is_recurrent and hasattr(above.layer.cell, "cells"):
             stack = Call(above.layer.cell, above)
-            cells = [Call(each, stack) for each in stack.layer.cells]
-            made = [*between[:-1], *cells, stack, above]
-            found = list({id(each.layer): each for each in made}.values())
-    return found[::-1]
+            cells = [Call(cell, stack) for cell in stack.layer.cells]
+            stacked = [*between[:-1], *cells, stack, above]
+            calls = list({id(c.layer): c for c in stacked}.values())
+    return calls[::-1]
 
 
 def _line(call: Call) -> str:
@@ -199,7 +199,7 @@ def _line(call: Call) -> str:
         return f"Sequential([keras.Input(...), ...], name={name!r})  # made in float32"
     line = f'{kind}(..., dtype="float32", name={name!r})'
     accepted = inspect.signature(type(call.layer).__init__).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     if takes_any or "dtype" in accepted:
         return line
     return f"{line}  # whose constructor must pass dtype on to super().__init__"
@@ -214,7 +214,7 @@ class Trial(Watcher):
         self._advice, self._listens = advice, False
         self._layers = list(layers)
         #: The faults by key of the tensor, in the order of computation.
-        self.found: Dict[int, Fault] = {}
+        self.faults: Dict[int, Fault] = {}
         #: What each call computed in. A layer's own dtype is back after the trial.
         self.dtypes: Dict[Call, str] = {}
 
@@ -240,12 +240,12 @@ class Trial(Watcher):
         for output in filter(is_bad, outputs if self._listens else ()):
             floats, call = floats_in(list(inputs)), self.innermost
             fault = _fault_of(call, kind, [*floats, output])
-            for each in filter(is_bad, floats):
-                key = key_of(each)
-                if key not in self.found:  # a constant, or computed before this began
-                    self.found[key] = _fault_of(call, "given", [each])
+            for tensor in filter(is_bad, floats):
+                key = key_of(tensor)
+                if key not in self.faults:  # a constant, or computed before this began
+                    self.faults[key] = _fault_of(call, "given", [tensor])
                 fault.sources.append(key)
-            self.found[key_of(output)] = fault
+            self.faults[key_of(output)] = fault
         return self._listens
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
@@ -254,7 +254,7 @@ class Trial(Watcher):
         self.dtypes[call] = call.dtype
         for tensor in floats_in((args, kwargs)):
             # A cast of the layer's inputs that overflowed is the layer's own.
-            fault = self.found.get(key_of(tensor))
+            fault = self.faults.get(key_of(tensor))
             if fault is None or fault.operation != "Cast" or fault.sources:
                 continue
             if fault.call is call.parent:
@@ -276,22 +276,22 @@ class Trial(Watcher):
         if not is_bad(loss):
             return self.overflows
         on_the_way = {key_of(loss)}  # a mask of -inf before a softmax, say, is not
-        for key, fault in reversed(self.found.items()):
+        for key, fault in reversed(self.faults.items()):
             if key in on_the_way:
                 on_the_way.update(fault.sources)
-        found = [fault for key, fault in self.found.items() if key in on_the_way]
-        return [fault for fault in found if not fault.sources]
+        faults = [fault for key, fault in self.faults.items() if key in on_the_way]
+        return [fault for fault in faults if not fault.sources]
 
     @property
     def overflows(self) -> List[Fault]:
-        return [each for each in self.found.values() if each.is_overflow]
+        return [fault for fault in self.faults.values() if fault.is_overflow]
 
 
 def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault:
     """Returns the fault of an operation. Its result is the last of the tensors."""
-    found, dtype = list(map(look, tensors)), str(tensors[-1].dtype.name)
-    largest = max(each.largest for each in found)
-    return Fault(call, operation, dtype=dtype, kinds=found[-1].kinds, largest=largest)
+    looks, dtype = list(map(look, tensors)), str(tensors[-1].dtype.name)
+    largest = max(one.largest for one in looks)
+    return Fault(call, operation, dtype=dtype, kinds=looks[-1].kinds, largest=largest)
 
 
 def _copied(nest: Any, is_widened: bool) -> Any:

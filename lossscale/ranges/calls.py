@@ -86,10 +86,10 @@ class Call:
 
     @property
     def dtype(self) -> str:
-        found = getattr(self.layer, "compute_dtype", None)
-        if found is None:
-            found = self.outputs[0].dtype.name if self.outputs else "float32"
-        return str(found)
+        dtype = getattr(self.layer, "compute_dtype", None)
+        if dtype is None:
+            dtype = self.outputs[0].dtype.name if self.outputs else "float32"
+        return str(dtype)
 
     @property
     def owner(self) -> Call:
@@ -155,8 +155,8 @@ class Watcher:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._opened(thing) as this:
-                given, named = begin(this, args, kwargs)
-                outputs = end(this, original(*given, **named))
+                positional, named = begin(this, args, kwargs)
+                outputs = end(this, original(*positional, **named))
             return outputs  # noqa: RET504 - AutoGraph returns from no context
 
         return call
@@ -179,5 +179,5 @@ def things_of(model: Any) -> List[Any]:
     layers = keras_versions.layers_of(model)
     # Only Keras 3 has operations. Keras 2 wraps them in layers.
     holders = [getattr(layer, "_functional", None) or layer for layer in layers]
-    operations = [each for one in holders for each in getattr(one, "operations", ())]
-    return list({id(each): each for each in (*layers, *operations)}.values())
+    operations = [op for holder in holders for op in getattr(holder, "operations", ())]
+    return list({id(thing): thing for thing in (*layers, *operations)}.values())

@@ -155,7 +155,7 @@ class Cure:
                 else _TRIED
             )
         # What was added for the fault that is left is not advised.
-        kept = [each for each in advice.faults if not _is_same(each, left)]
+        kept = [other for other in advice.faults if not _is_same(other, left)]
         fewer = Advice(self._keras, kept)
         others = Cure(
             self._model, self._keras, after, left, self._step_of, self._describe
@@ -193,8 +193,8 @@ class Cure:
         whole = self.whole
         if whole is None or whole.usable_scale(self._path) is None:
             return _joined(str(advice), _ALL_ZERO)
-        found = self._fewest_layers_before()
-        return str(found) if found else _joined(str(advice), _ALL_ZERO)
+        fewest = self._fewest_layers_before()
+        return str(fewest) if fewest else _joined(str(advice), _ALL_ZERO)
 
     def _with_layers_before(self, tried: str) -> str:
         """Returns the text where float32 in the layer at fault does not help."""
@@ -202,12 +202,12 @@ class Cure:
         if whole is None and self._fault.dtype in SIXTEEN_BITS:
             return _NOT_TRIED.format(error=self._error) + self._remedy()
         if whole is not None and whole.first_fault() is None and self._is_narrow():
-            found = self._fewest_layers_before()
-            if found is None:
+            fewest = self._fewest_layers_before()
+            if fewest is None:
                 return _joined(self._remedy(), _WHOLE)
             self.is_confirmed = True
             alone = self._fault.call and _BEFORE.format(layer=self._path)
-            return _joined(str(found), alone or "")
+            return _joined(str(fewest), alone or "")
         return tried + self._remedy()
 
     def _is_narrow(self) -> bool:
@@ -216,12 +216,12 @@ class Cure:
     def _fewest_layers_before(self) -> Optional[Advice]:
         """Returns the fewest layers up to the fault that help if they are float32."""
         calls = [c for c in self._step.before(self._path) if c.dtype in SIXTEEN_BITS]
-        own = [self._fault] if self._fault.dtype in SIXTEEN_BITS else []
+        faults = [self._fault] if self._fault.dtype in SIXTEEN_BITS else []
         fewest, most, best = 0, len(calls), None
         while fewest < most or best is None:
             middle = (fewest + most) // 2 if best is not None else most
             chosen = [Fault(call, dtype=call.dtype) for call in calls[-middle:]]
-            advice = Advice(self._keras, [*own, *chosen] if middle else own)
+            advice = Advice(self._keras, [*faults, *chosen] if middle else faults)
             advice.try_out(Trial, self._faults_in)
             step = self._trial(advice)
             is_cured = (

@@ -72,7 +72,7 @@ class ForwardRanges(Ranges):
     # What `forward_ranges` knows besides, which no constructor takes.
     _is_keras3: ClassVar[bool] = False
     _paths: ClassVar[Tuple[str, ...]] = ()
-    _told: ClassVar[Tuple[str, ...]] = ()
+    _remarks: ClassVar[Tuple[str, ...]] = ()
     loss_scale = 1.0
     _title, _what, _is_scaled = "Outputs of layers,", "outputs of layers", False
     _in_repr = ("need_float32",)
@@ -105,21 +105,21 @@ class ForwardRanges(Ranges):
         """
         keras = keras_versions.keras3() if self._is_keras3 else None
         policies: Any = getattr(keras, "dtype_policies", None)
-        made = getattr(policies, "DTypePolicyMap", None)
-        if made is None:
+        map_class = getattr(policies, "DTypePolicyMap", None)
+        if map_class is None:
             raise NotImplementedError(
                 "`policy_map` needs a Keras with DTypePolicyMap, got one without. "
                 'Write dtype="float32" in the layers of `need_float32`.'
             )
         float32 = policies.DTypePolicy("float32")
-        found = made(policies.DTypePolicy("mixed_float16"))
+        policy_map = map_class(policies.DTypePolicy("mixed_float16"))
         for path in self._paths:
-            found[path] = float32
-        return found
+            policy_map[path] = float32
+        return policy_map
 
     @property
     def _notes(self) -> List[str]:
-        return list(self._told or [_ALL_FIT])
+        return list(self._remarks or [_ALL_FIT])
 
 
 def forward_ranges(
@@ -220,28 +220,28 @@ class _Counter:
                 self._model(x, training=True)
             return trial.overflows
 
-        found: List[Fault] = []
+        faults: List[Fault] = []
         try:
-            found = overflows_in(trial_of(Advice(self._keras)))
+            faults = overflows_in(trial_of(Advice(self._keras)))
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
             warn(
                 "The model could not run in float16, so overflows inside its layers "
                 f"are unknown: {error!s:.300}"
             )
-        known = {call.path for call in outside}
-        for fault in found:
-            if fault.call and not fault.is_cast and fault.call.path not in known:
+        paths = {call.path for call in outside}
+        for fault in faults:
+            if fault.call and not fault.is_cast and fault.call.path not in paths:
                 self._inside.add(fault.call.owner.path)
         # So the trial need not find one layer after the other.
         for call in outside:
-            made, is_cast = call.owner, first.overflowing[call]
-            is_known = is_cast or not made.is_written_around_layers
-            takes_dtype = made.is_layer and made.parent is not None
+            owner, is_cast = call.owner, first.overflowing[call]
+            is_known = is_cast or not owner.is_written_around_layers
+            takes_dtype = owner.is_layer and owner.parent is not None
             if is_known and takes_dtype and call.dtype in SIXTEEN_BITS:
                 self._advice.add(Fault(call, None, is_cast))
         if not self._advice:
-            for fault in found:
+            for fault in faults:
                 self._advice.add(fault)
         if self._can_try and self._advice:
             self._advice.try_out(trial_of, overflows_in)
@@ -259,7 +259,7 @@ class _Counter:
         def place_of(path: str) -> int:
             if advice.layers[path].parent is None:
                 return -1  # the model itself, which casts its data
-            is_inner = [f"{each}/".startswith(f"{path}/") for each in places]
+            is_inner = [f"{place}/".startswith(f"{path}/") for place in places]
             return [*is_inner, True].index(True)
 
         needed = sorted(advice.layers, key=place_of)
@@ -276,9 +276,11 @@ class _Counter:
             is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
             in_float32 += [layer] if is_given else keras_versions.layers_of(layer)
         if not all_in_float32(self._model):
-            every = keras_versions.layers_of(self._model)
-            in_float32 += [one for one in every if one.compute_dtype == "float32"]
-        found = ForwardRanges(
+            all_layers = keras_versions.layers_of(self._model)
+            in_float32 += [
+                layer for layer in all_layers if layer.compute_dtype == "float32"
+            ]
+        ranges = ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
             largest=np.array([most for _, most in self._rows.values()], np.float32),
@@ -289,13 +291,15 @@ class _Counter:
             is_inside_known=self._can_try,
             need_cast=tuple(advice.casts),
         )
-        vars(found).update(
+        vars(ranges).update(
             _is_keras3=keras_versions.is_keras3(self._keras),
             # A layer that builds nothing has no path. In Keras 2 no layer has one.
-            _paths=tuple(getattr(one, "path", None) or one.name for one in in_float32),
-            _told=tuple(notes),
+            _paths=tuple(
+                getattr(layer, "path", None) or layer.name for layer in in_float32
+            ),
+            _remarks=tuple(notes),
         )
-        return found
+        return ranges
 
 
 class _Float32Pass(Watcher):
@@ -315,7 +319,7 @@ class _Float32Pass(Watcher):
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         name = call.path
-        if not any(each.is_recurrent for each in call.around):  # a loop is one call
+        if not any(above.is_recurrent for above in call.around):  # a loop is one call
             key = (name, id(call.layer))
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
             name += f" (call {number})" if number > 1 else ""
@@ -337,9 +341,9 @@ class _Float32Pass(Watcher):
             is_new = id(tensor) not in self._seen
             if is_new:
                 self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
-                found, most = exponents.count(tensor)
+                counted, most = exponents.count(tensor)
                 counts, largest = self._rows.get(row, (0, 0.0))
-                counts = counts + found.numpy().astype(np.int64)
+                counts = counts + counted.numpy().astype(np.int64)
                 self._rows[row] = (counts, max(largest, float(most.numpy())))
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
@@ -378,7 +382,7 @@ class _Float16Pass(Trial):
         elif len(before.outputs) == len(floats_in(outputs)):
             others = iter(before.outputs)
             outputs = tf.nest.map_structure(
-                lambda each: _cast_like(each, next(others)) if is_float(each) else each,
+                lambda out: _cast_like(out, next(others)) if is_float(out) else out,
                 outputs,
             )
         return super().end(call, outputs)

@@ -200,7 +200,9 @@ def gradient_ranges(
                 f"{_path_of(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
-    watched = [each for each in layers_of(model) if activations and each is not model]
+    watched = [
+        layer for layer in layers_of(model) if activations and layer is not model
+    ]
     watcher = Watcher()
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     # Of each row the name, by the id of the variable or the layer.
@@ -217,15 +219,19 @@ def gradient_ranges(
         before = len(graph.get_operations())
         # Of each gradient: the key and the name of its row, and what it belongs to.
         sources: Dict[int, Tuple[int, str, Any]] = {
-            id(each): (id(each), _path_of(model, each), keras_versions.tensor_of(each))
-            for each in model.trainable_variables
+            id(weight): (
+                id(weight),
+                _path_of(model, weight),
+                keras_versions.tensor_of(weight),
+            )
+            for weight in model.trainable_variables
         }
         for call in watcher.calls:
-            for each in call.outputs:
+            for output in call.outputs:
                 # A tensor in a loop, as in a recurrent layer, is of another graph.
-                if each.graph is graph:
-                    row = (id(call.layer), f"output of {call.layer.name}", each)
-                    sources.setdefault(id(each), row)
+                if output.graph is graph:
+                    row = (id(call.layer), f"output of {call.layer.name}", output)
+                    sources.setdefault(id(output), row)
         grads = tape.gradient(loss, [tensor for _, _, tensor in sources.values()])
         in_16_bits[:] = [
             op.name
@@ -245,11 +251,12 @@ def gradient_ranges(
                 "gradients."
             )
         values = [tf.concat(part, 0) for part in parts.values()]
-        found = [
-            [exponents.count(row, each) for row in values] for each in significands
+        counted = [
+            [exponents.count(row, significand) for row in values]
+            for significand in significands
         ]
-        counts = [[counts for counts, _ in of_rows] for of_rows in found]
-        return tf.stack(counts), tf.stack([most for _, most in found[0]])
+        counts = [[counts for counts, _ in of_rows] for of_rows in counted]
+        return tf.stack(counts), tf.stack([most for _, most in counted[0]])
 
     # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
     is_keras3 = keras_versions.is_keras3(keras)
@@ -278,9 +285,9 @@ def gradient_ranges(
 
 
 def _path_of(model: Any, variable: Any) -> str:
-    found = keras_versions.variable_name(variable)
+    path = keras_versions.variable_name(variable)
     prefix = f"{model.name}/"  # only Keras 3 has it
-    return found[len(prefix) :] if found.startswith(prefix) else found
+    return path[len(prefix) :] if path.startswith(prefix) else path
 
 
 def _numbered(names: List[str]) -> List[str]:

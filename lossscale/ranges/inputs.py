@@ -96,13 +96,13 @@ def loss_function(keras: Any, model: Any, loss: Any, y: Any) -> Callable[..., An
         if not (has_loss or is_overridden or model.losses):
             raise ValueError(_NO_LOSS)
         if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
-            found = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
+            value = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
         else:
             accepted = inspect.signature(compiled.compute_loss).parameters
             # Newer versions of Keras 3 take `training`; 3.3 does not.
             training = {"training": True} if "training" in accepted else {}
-            found = compiled.compute_loss(x, y, outputs, sample_weight, **training)
-        return found if compiled is model else tf.add_n([found, *model.losses])
+            value = compiled.compute_loss(x, y, outputs, sample_weight, **training)
+        return value if compiled is model else tf.add_n([value, *model.losses])
 
     return compute
 
@@ -126,17 +126,17 @@ def first_batches(
     """Returns the first batch, an iterator that begins with it, and its length."""
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
-    found, length = _all_batches(data, batch_size)
+    chosen, length = _all_batches(data, batch_size)
     if length is None and batches is None:
         raise ValueError(
             "`batches` must be a number if the length of the data is unknown or "
             "infinite, got None. Say how many batches to look at."
         )
-    found = map(_tensors, itertools.islice(found, batches))
-    first = next(found, None)
+    chosen = map(_tensors, itertools.islice(chosen, batches))
+    first = next(chosen, None)
     if first is None:
         raise ValueError("`x` must hold at least one batch, got none.")
-    return first, itertools.chain([first], found), min(filter(None, (length, batches)))
+    return first, itertools.chain([first], chosen), min(filter(None, (length, batches)))
 
 
 def _all_batches(
@@ -212,8 +212,8 @@ def _tensors(batch: Any) -> Batch:
         is_double = isinstance(part, tf.Tensor) and part.dtype == tf.float64
         return tf.cast(part, tf.float32) if is_double else part
 
-    given = batch if isinstance(batch, (tuple, list)) else (batch,)
-    x, y, sample_weight = tf.nest.map_structure(tensor, (*given, None, None)[:3])
+    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+    x, y, sample_weight = tf.nest.map_structure(tensor, (*parts, None, None)[:3])
     return x, y, sample_weight
 
 
@@ -221,7 +221,7 @@ def check_finite(*batch: Any) -> None:
     """Raises a ValueError if a batch holds inf or NaN."""
     for name, part in zip(_NAMES, batch):
         values = list(map(dense_part, tf.nest.flatten(part)))
-        bad = sum(look(each).bad for each in floats_in(values))
+        bad = sum(look(tensor).bad for tensor in floats_in(values))
         if bad:
             raise ValueError(
                 f"`{name}` must be finite, got {bad:,} values that are inf or NaN. "

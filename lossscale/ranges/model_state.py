@@ -24,17 +24,19 @@ Change = Tuple[Any, str, Any]
 @contextlib.contextmanager
 def changed(changes: List[Change]) -> Iterator[None]:
     """Sets attributes without Keras's tracking, and sets them back at the end."""
-    before = [(one, name, vars(one).get(name, _MISSING)) for one, name, _ in changes]
+    before = [
+        (target, name, vars(target).get(name, _MISSING)) for target, name, _ in changes
+    ]
     try:
-        for one, name, value in changes:
-            object.__setattr__(one, name, value)
+        for target, name, value in changes:
+            object.__setattr__(target, name, value)
         yield
     finally:
-        for one, name, value in reversed(before):
+        for target, name, value in reversed(before):
             if value is _MISSING:
-                object.__delattr__(one, name)
+                object.__delattr__(target, name)
             else:
-                object.__setattr__(one, name, value)
+                object.__setattr__(target, name, value)
 
 
 def in_float32(keras: Any, layers: List[Any]) -> ContextManager[None]:
@@ -61,7 +63,7 @@ def in_float16(keras: Any, model: Any) -> Iterator[bool]:
 
 def all_in_float32(model: Any) -> bool:
     """Whether no layer of a model computes in 16 bits."""
-    return not any(one.compute_dtype in SIXTEEN_BITS for one in layers_of(model))
+    return not any(layer.compute_dtype in SIXTEEN_BITS for layer in layers_of(model))
 
 
 def _to(
@@ -90,10 +92,10 @@ def _inputs(layer: Any) -> Iterator[Change]:
     # models.
     functional = getattr(layer, "_functional", None) or layer
     inputs = tf.nest.flatten(getattr(functional, "inputs", None) or [])
-    for one in (layer, *inputs):  # an InputLayer has the dtype, too
+    for target in (layer, *inputs):  # an InputLayer has the dtype, too
         for name in ("_dtype", "dtype"):
-            if vars(one).get(name) in SIXTEEN_BITS:
-                yield one, name, "float32"
+            if vars(target).get(name) in SIXTEEN_BITS:
+                yield target, name, "float32"
 
 
 @contextlib.contextmanager
@@ -102,19 +104,21 @@ def unchanged(model: Any) -> Iterator[None]:
     variables = [*model.variables, *state_of(model)]
     for metric in model.metrics:
         variables += metric.variables
-    saved = [(each, each.numpy()) for each in {id(v): v for v in variables}.values()]
-    known = {id(metric) for metric in model.metrics}
+    saved = [(v, v.numpy()) for v in {id(v): v for v in variables}.values()]
+    ids = {id(metric) for metric in model.metrics}
     # Keras 2 makes metrics with the first loss. It would log those over the loss that a
     # `train_step` returns.
     names = ("compiled_loss", "compiled_metrics")
     containers = [vars(model)[name] for name in names if vars(model).get(name)]
-    lazy = [(vars(each), dict(vars(each))) for each in containers]
+    lazy = [(vars(container), dict(vars(container))) for container in containers]
     # Keras 2 counts the draws of some layers in a Python number.
-    generators = [getattr(one, "_random_generator", None) for one in layers_of(model)]
+    generators = [
+        getattr(layer, "_random_generator", None) for layer in layers_of(model)
+    ]
     counts = [
-        (each, "_seed", vars(each)["_seed"])
-        for each in generators
-        if "_seed" in getattr(each, "__dict__", {})
+        (generator, "_seed", vars(generator)["_seed"])
+        for generator in generators
+        if "_seed" in getattr(generator, "__dict__", {})
     ]
     try:
         with random_streams.unchanged(), changed(counts):
@@ -123,7 +127,7 @@ def unchanged(model: Any) -> Iterator[None]:
         for variable, value in saved:
             variable.assign(value)
         for metric in model.metrics:
-            if id(metric) not in known:  # the first computation of the loss created it
+            if id(metric) not in ids:  # the first computation of the loss created it
                 reset = getattr(metric, "reset_state", None) or metric.reset_states
                 reset()
         for attributes, before in lazy:

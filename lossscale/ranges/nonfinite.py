@@ -202,21 +202,21 @@ def find_nonfinite(
         step = step_of(Trial(Advice(keras)))
         fault = step.first_fault()
         if fault is None:
-            found = NonfiniteReport("scale" if step.kind_at(scale) else None)
+            report = NonfiniteReport("scale" if step.kind_at(scale) else None)
         else:
-            found = _report_of(fault, data)
-        if fault is not None and found.where in {"forward", "loss", "gradient"}:
+            report = _report_of(fault, data)
+        if fault is not None and report.where in {"forward", "loss", "gradient"}:
 
             def describe(other: Fault) -> str:
                 return str(_report_of(other, data))
 
             to_write = str(Cure(model, keras, step, fault, step_of, describe))
             hidden = not fault.is_backward and not is_bad(step.loss)
-            found = dataclasses.replace(found, to_write=to_write, is_hidden=hidden)
+            report = dataclasses.replace(report, to_write=to_write, is_hidden=hidden)
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     names = float16_weights.float16_names(optimizer, model.trainable_variables)
-    return dataclasses.replace(found, loss_scale=scale, float16_variables=names)
+    return dataclasses.replace(report, loss_scale=scale, float16_variables=names)
 
 
 def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
@@ -225,7 +225,7 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
         return NonfiniteReport("gradient", kind=kind, operation=operation)
     if call is None:
         return NonfiniteReport("loss", kind=kind, operation=operation)
-    found = NonfiniteReport(
+    report = NonfiniteReport(
         "gradient" if fault.is_backward else "forward",
         layer=call.path,
         layer_class=type(call.layer).__name__,
@@ -235,14 +235,14 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
         largest=fault.largest,
     )
     if fault.is_backward:
-        return found
+        return report
     # The model casts its data, or in Keras 3 its first layer does.
-    if fault.is_cast and fault.largest in [look(each).largest for each in data]:
-        return dataclasses.replace(found, where="data", layer=None)
+    if fault.is_cast and fault.largest in [look(tensor).largest for tensor in data]:
+        return dataclasses.replace(report, where="data", layer=None)
     if operation in {"ReadVariableOp", "ResourceGather", "given"}:
         weights = getattr(call.layer, "weights", ())
-        bad = [each for each in weights if is_bad(tf.convert_to_tensor(each))]
+        bad = [weight for weight in weights if is_bad(tf.convert_to_tensor(weight))]
         if bad:
             names = tuple(map(keras_versions.variable_name, bad))
-            return dataclasses.replace(found, where="weights", variables=names)
-    return found
+            return dataclasses.replace(report, where="weights", variables=names)
+    return report

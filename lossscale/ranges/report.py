@@ -77,17 +77,17 @@ class Ranges(abc.ABC):
     def _figures(self) -> Dict[str, Any]:
         significand, exponent = math.frexp(self.loss_scale)
         counts = self._by_significand[significand * 2]
-        found = exponents.tally(counts, exponent - 1)
+        figures = exponents.tally(counts, exponent - 1)
         with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-            found["zeros"] = found["zeros"] / found["values"]
+            figures["zeros"] = figures["zeros"] / figures["values"]
             for kind in ("flushed", "subnormal", "overflowing"):
-                found[kind] = found[kind] / found["numbers"]
-        found["nonfinite"] = found["infinities"] + found["nans"]
+                figures[kind] = figures[kind] / figures["numbers"]
+        figures["nonfinite"] = figures["infinities"] + figures["nans"]
         largest = np.where(self.largest > 0, self.largest, np.nan).astype(np.float64)
-        found["largest_exponent"] = np.floor(np.log2(largest))
+        figures["largest_exponent"] = np.floor(np.log2(largest))
         top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
-        found["headroom"] = top - np.log2(largest)
-        return found
+        figures["headroom"] = top - np.log2(largest)
+        return figures
 
     @property
     def _by_significand(self) -> Dict[float, Any]:
@@ -97,12 +97,12 @@ class Ranges(abc.ABC):
     def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
         """Returns a report with these rows, each made of several rows of this one."""
         this: Any = self
-        every = list(map(list, rows.values()))
+        groups = list(map(list, rows.values()))
         counts = tf.nest.map_structure(
-            lambda each: np.stack([each[numbers].sum(0) for numbers in every]),
+            lambda array: np.stack([array[numbers].sum(0) for numbers in groups]),
             self.counts,
         )
-        largest = np.stack([self.largest[numbers].max() for numbers in every])
+        largest = np.stack([self.largest[numbers].max() for numbers in groups])
         changes = {"names": tuple(rows), "counts": counts, "largest": largest}
         return dataclasses.replace(this, **changes)
 
@@ -126,11 +126,11 @@ class Ranges(abc.ABC):
     def summary(self) -> Dict[str, Dict[str, float]]:
         """The figures above by row name. `"all"` has those of all rows together."""
         rows = {name: [number] for number, name in enumerate(self.names)}
-        every = self._joined({**rows, "all": range(len(self.names))})
-        figures = every._figures
+        joined = self._joined({**rows, "all": range(len(self.names))})
+        figures = joined._figures
         columns = [figures[name].tolist() for name in COLUMNS]
         of_rows = (dict(zip(COLUMNS, row)) for row in zip(*columns))
-        return dict(zip(every.names, of_rows))
+        return dict(zip(joined.names, of_rows))
 
     @property
     def histogram(self) -> Tuple[Any, Any]:

@@ -76,17 +76,17 @@ class TrainingStep:
         things: List[Any] = []
         for call in self.before(path):
             things += getattr(call.layer, "trainable_variables", ())
-        if not any(id(each) in grads for each in things):
+        if not any(id(thing) in grads for thing in things):
             things = [t for c in self.calls if c.path == path for t in c.inputs]
-        found = [grads[id(each)] for each in things if id(each) in grads]
-        return not found or any(look(each).largest > 0 for each in found)
+        received = [grads[id(t)] for t in things if id(t) in grads]
+        return not received or any(look(grad).largest > 0 for grad in received)
 
     def usable_scale(self, path: Optional[str]) -> Optional[float]:
         """Returns a loss scale at which gradients reach the layers before, or None."""
         if not self.kind_at(1.0):
             # Small gradients underflow at 1, and a loss scale finds a higher one.
             scales = [1.0, 2.0**8, 2.0**16, 2.0**_HIGHEST]
-            return next((each for each in scales if self.reaches(path, each)), None)
+            return next((scale for scale in scales if self.reaches(path, scale)), None)
         if self.kind_at(2.0**_LOWEST):
             return None
         finite, infinite = _LOWEST, 0
@@ -98,12 +98,12 @@ class TrainingStep:
 
     def before(self, path: Optional[str]) -> List[Call]:
         """Returns the calls within the model that had returned when a call began."""
-        found: List[Call] = []
+        calls: List[Call] = []
         for call in self.calls:
-            if path in [each.path for each in (call, *call.around)]:
+            if path in [c.path for c in (call, *call.around)]:
                 break
-            found.append(call)
-        return [each for each in found if each.parent is not None]
+            calls.append(call)
+        return [c for c in calls if c.parent is not None]
 
     def _is_useless(self, scale: float) -> bool:
         return not self.kind_at(scale) and not self.reaches(None, scale)
@@ -120,9 +120,11 @@ class TrainingStep:
             grads = self._tape.gradient(self.loss, sources, output_gradients=scaled)
             first_bad.is_over = True
             self._derivative = first_bad.operation
-            found = zip((*tensors, *weights), grads)
+            pairs = zip((*tensors, *weights), grads)
             self._grads[scale] = {
-                id(each): dense_part(grad) for each, grad in found if grad is not None
+                id(source): dense_part(grad)
+                for source, grad in pairs
+                if grad is not None
             }
         return self._grads[scale]
 
@@ -133,11 +135,11 @@ class TrainingStep:
         derivative = self._derivative
 
         def received(call: Call) -> List[Any]:
-            return [grads[id(each)] for each in call.outputs if id(each) in grads]
+            return [grads[id(t)] for t in call.outputs if id(t) in grads]
 
         def left_by(call: Call) -> List[Any]:
             things = [*call.inputs, *getattr(call.layer, "trainable_variables", ())]
-            return [grads[id(each)] for each in things if id(each) in grads]
+            return [grads[id(t)] for t in things if id(t) in grads]
 
         def is_guilty(call: Call) -> bool:
             is_given = received(call) and not kind_of(received(call))
@@ -147,27 +149,27 @@ class TrainingStep:
         inner = [call for call in guilty if not any(call in c.around for c in guilty)]
         if not inner:  # they were infinite or NaN already at the model's outputs
             kinds = [kind_of(grads.values()), *map(kind_of, map(received, calls))]
-            worst = [each for each in kinds if each][-1:]
+            worst = [kind for kind in kinds if kind][-1:]
             wide = "float32"
             return Fault(None, derivative, dtype=wide, kinds=worst, is_backward=True)
         call = inner[-1]  # the first on the way back
-        kind, given, is_cast = kind_of(left_by(call)), received(call), False
-        if any(call in each.around for each in calls):
+        kind, incoming, is_cast = kind_of(left_by(call)), received(call), False
+        if any(call in c.around for c in calls):
             # Nobody may have written its `call`: Keras casts what a layer is given.
             casts = list(_casts(self._trial, grads))
             within = [
-                c for c, _ in casts if not any(c in each.around for each, _ in casts)
+                c for c, _ in casts if not any(c in other.around for other, _ in casts)
             ]
             if within:
                 call = within[-1]
-                kind, given = kind_of(received(call)), [dict(casts)[call]]
+                kind, incoming = kind_of(received(call)), [dict(casts)[call]]
                 is_cast = True
         return Fault(
             call,
             "Cast" if is_cast else derivative,
             dtype=self._trial.dtypes[call],
             kinds=[kind] if kind else [],
-            largest=max(look(each).largest for each in given),
+            largest=max(look(grad).largest for grad in incoming),
             is_backward=True,
         )
 
@@ -192,13 +194,13 @@ def _casts(trial: Trial, grads: Dict[int, Any]) -> Iterator[Tuple[Call, Any]]:
     wide = [t for t in wide if id(t) in grads and not is_bad(grads[id(t)])]
     for call in trial.calls:
         for out in call.outputs if trial.dtypes[call] in SIXTEEN_BITS else ():
-            for each in wide if is_bad(grads.get(id(out))) else ():
-                is_same = each.shape == out.shape
-                if is_same and bool(tf.reduce_all(tf.cast(out, tf.float32) == each)):
-                    yield call, grads[id(each)]
+            for tensor in wide if is_bad(grads.get(id(out))) else ():
+                is_same = tensor.shape == out.shape
+                if is_same and bool(tf.reduce_all(tf.cast(out, tf.float32) == tensor)):
+                    yield call, grads[id(tensor)]
 
 
 def kind_of(values: Iterable[Any]) -> Optional[str]:
     """Returns the kind of values that are not finite, NaN only if none is infinite."""
-    kinds = {kind for each in values for kind in look(each).kinds}
+    kinds = {kind for value in values for kind in look(value).kinds}
     return next((kind for kind in WORDS if kind in kinds), None)

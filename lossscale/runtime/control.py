@@ -75,9 +75,9 @@ def either(
 
     Both functions return as many tensors, of the same dtypes and shapes.
     """
-    known = _known(condition)
-    if known is not None:
-        return true_fn() if known else false_fn()
+    value = _static_value(condition)
+    if value is not None:
+        return true_fn() if value else false_fn()
     if not mode.current().by_xla:
         return _cond(condition, true_fn, false_fn)
 
@@ -103,16 +103,16 @@ def run_either(
 
     If both `is_small`, XLA may run both and select: on a GPU no host has to wait.
     """
-    known = _known(condition)
-    if known is not None:
-        return true_fn() if known else false_fn()
+    value = _static_value(condition)
+    if value is not None:
+        return true_fn() if value else false_fn()
 
     def after(function: Callable[[], Results]) -> Tensor:
         with tf.control_dependencies([group_ops([function()])]):
             return tf.constant(True)
 
-    sides = [lambda: after(true_fn), lambda: after(false_fn)]
-    return _cond(condition, *sides) if is_small else either(condition, *sides)
+    branches = [lambda: after(true_fn), lambda: after(false_fn)]
+    return _cond(condition, *branches) if is_small else either(condition, *branches)
 
 
 def _cond(
@@ -135,9 +135,9 @@ def _cond(
         v1.enable_control_flow_v2()
 
 
-def _known(condition: Flag) -> Optional[bool]:
+def _static_value(condition: Flag) -> Optional[bool]:
     """Returns a condition that is known while a graph is built, or None."""
     if mode.current().knows_values:
         return bool(condition)
-    known = tf.get_static_value(condition)
-    return None if known is None else bool(known)
+    value = tf.get_static_value(condition)
+    return None if value is None else bool(value)

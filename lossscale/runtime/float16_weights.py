@@ -57,8 +57,8 @@ def _has_float32_copies(
     held = {id(v): v for v in _variables_in(optimizer) if id(v) not in ids}
 
     def count(variables: Any, shape: Any, dtype: tf.DType) -> int:
-        found = [v for v in variables if tuple(v.shape) == shape]
-        return sum(keras_versions.stored_dtype(v) == dtype for v in found)
+        of_shape = [v for v in variables if tuple(v.shape) == shape]
+        return sum(keras_versions.stored_dtype(v) == dtype for v in of_shape)
 
     def is_copied(shape: Any) -> bool:
         wide, short = (count(trained, shape, d) for d in (tf.float32, tf.float16))

@@ -93,7 +93,7 @@ def is_nested() -> bool:
 def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
     """Whether tensors are computed from nothing but this function's arguments."""
     values = [tensor for tensor in tensors if tensor is not None]
-    seen, found = set(), False
+    seen, has_argument = set(), False
     while values:
         value = values.pop()
         if id(value) in seen:
@@ -105,9 +105,9 @@ def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
         if operation.type == "Placeholder":
             if captured_by(value) is not None:
                 return False
-            found = True
+            has_argument = True
         values += operation.inputs
-    return found
+    return has_argument
 
 
 def captured_by(tensor: Tensor) -> Optional[Tensor]:
@@ -135,14 +135,14 @@ def branches_here() -> Dict[Tuple[Graph, int], Graph]:
     TensorFlow creates the operation that has the branches after all of them.
     """
     fork_types = {"If", "StatelessIf", "Case", "StatelessCase"}
-    found: Dict[Tuple[Graph, int], Graph] = {}
+    branches: Dict[Tuple[Graph, int], Graph] = {}
     graph: Any
     for graph in visible_graphs():
         if _is_branch(graph):
             around = graph.outer_graph
             forks = [op for op in around.get_operations() if op.type in fork_types]
-            found[around, len(forks)] = graph
-    return found
+            branches[around, len(forks)] = graph
+    return branches
 
 
 def body_of(function: str) -> Optional[Graph]:

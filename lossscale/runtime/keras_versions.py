@@ -63,23 +63,23 @@ def keras2() -> Tuple[Any, ...]:
 
     This package does not import `tf_keras` itself, since that takes a second.
     """
-    found: Dict[Any, Any] = {}
+    modules: Dict[Any, Any] = {}
     for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
         if keras is not None and not is_keras3(keras):
             # Two names of the same Keras have the same LossScaleOptimizer.
-            found.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
-    return tuple(found.values())
+            modules.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
+    return tuple(modules.values())
 
 
 def for_each_keras2(act: Callable[[Any], None]) -> None:
     """Calls `act` with each Keras 2: now, or as soon as it is imported."""
-    known = keras2()
-    for keras in known:
+    before = keras2()
+    for keras in before:
         act(keras)
 
     def come() -> None:
         keras2.cache_clear()
-        for keras in set(keras2()) - set(known):
+        for keras in set(keras2()) - set(before):
             act(keras)
 
     if "tf_keras" not in sys.modules:
@@ -88,8 +88,8 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
     """Calls a function once, at the end of a package's first successful import."""
-    known = (each for each in sys.meta_path if isinstance(each, _Watch))
-    watch = next((each for each in known if each.name == name), None)
+    watches = (finder for finder in sys.meta_path if isinstance(finder, _Watch))
+    watch = next((watch for watch in watches if watch.name == name), None)
     if watch is None:
         watch = _Watch(name)
         sys.meta_path.insert(0, watch)
@@ -137,13 +137,13 @@ def generations(keras: Any) -> List[Tuple[bool, type, type]]:
     if issubclass(public, newest.Optimizer):
         return [(True, public, newest.Optimizer)]
     spaces = [getattr(newest, name, newest) for name in ("legacy", "experimental")]
-    found = []
+    triples = []
     bases = [space.Optimizer for space in (*spaces, newest)]
     for wrapper in public.__subclasses__():
         if wrapper.__module__ == public.__module__:  # no user's own
             base = next(base for base in bases if issubclass(wrapper, base))
-            found.append((not hasattr(base, "update_step"), wrapper, base))
-    return sorted(found, key=lambda generation: generation[0])
+            triples.append((not hasattr(base, "update_step"), wrapper, base))
+    return sorted(triples, key=lambda generation: generation[0])
 
 
 def installed() -> List[Any]:
@@ -200,8 +200,8 @@ def callbacks_beside(callback: Any) -> List[Any]:
     def is_list(caller: Any) -> bool:
         return isinstance(caller, lists) and callback in caller.callbacks
 
-    found = frame_where(lambda at: is_list(at.get("self")))
-    return list(found["self"].callbacks) if found else []
+    local_names = frame_where(lambda at: is_list(at.get("self")))
+    return list(local_names["self"].callbacks) if local_names else []
 
 
 def frame_where(is_wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
@@ -216,10 +216,10 @@ def frame_where(is_wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
 
 def is_own_wrapper(optimizer: Any) -> bool:
     """Whether `optimizer` is a Keras's own `LossScaleOptimizer`."""
-    own = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
+    wrappers = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
     if keras3() is not None:
-        own.append(keras3().optimizers.LossScaleOptimizer)
-    return isinstance(optimizer, tuple(own))
+        wrappers.append(keras3().optimizers.LossScaleOptimizer)
+    return isinstance(optimizer, tuple(wrappers))
 
 
 def variable_name(variable: Variable) -> str:
@@ -230,8 +230,8 @@ def variable_name(variable: Variable) -> str:
 
 def layers_of(model: Any) -> List[Any]:
     """Returns a model or layer and all layers within it at any depth, each once."""
-    found = {id(layer): layer for layer in model._flatten_layers()}  # in every Keras
-    return list(found.values())
+    layers = {id(layer): layer for layer in model._flatten_layers()}  # in every Keras
+    return list(layers.values())
 
 
 def casts_inputs(layer: Any) -> bool:
@@ -256,15 +256,17 @@ def statistics_of(model: Any) -> List[Variable]:
 
 def state_of(model: Any) -> List[Variable]:
     """Returns the variables that a forward pass may change: statistics and seeds."""
-    found = list(model.non_trainable_variables)
+    variables = list(model.non_trainable_variables)
     for layer in layers_of(model):
         # Keras does not count a layer's `tf.random.Generator` among its variables. That
         # of Keras 2's layers is in an object of their own, which is not public.
         for holder in (layer, getattr(layer, "_random_generator", None)):
             held = getattr(holder, "__dict__", {}).values()
-            drawn = [each for each in held if isinstance(each, tf.random.Generator)]
-            found += [each.state for each in drawn]
-    return list({id(variable): variable for variable in found}.values())
+            generators = [
+                value for value in held if isinstance(value, tf.random.Generator)
+            ]
+            variables += [generator.state for generator in generators]
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def tensor_of(variable: Variable) -> Tensor:

@@ -43,8 +43,8 @@ def add(listener: OpListener) -> None:
 
     The threads of a strategy's replicas inherit it, until no listener wants more.
     """
-    alive = [each for each in _listening if each() is not None]
-    if not any(each() is listener for each in alive):
+    alive = [reference for reference in _listening if reference() is not None]
+    if not any(reference() is listener for reference in alive):
         # In one assignment: other threads may be iterating over the list.
         _listening[:] = [*alive, weakref.ref(listener)]
     _go_on()
@@ -101,8 +101,12 @@ def _tell(
         name = kind if isinstance(kind, str) else kind.decode()
         _here.pauses += 1
         try:
-            found = [each() for each in list(_listening)]
-            wanted = [each.note_op(name, inputs, outputs) for each in found if each]
+            listeners = [reference() for reference in list(_listening)]
+            wanted = [
+                listener.note_op(name, inputs, outputs)
+                for listener in listeners
+                if listener
+            ]
         finally:
             _here.pauses -= 1
         # TensorFlow is iterating over its callbacks. If it has others, they would miss

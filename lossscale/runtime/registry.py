@@ -49,15 +49,15 @@ def register(keras: Any, cls: type, name: str) -> None:
     keras.utils.register_keras_serializable(PACKAGE, name)(cls)
 
 
-def register_like(known: type, cls: type) -> None:
-    """Registers a class under the name of `known`, where a Keras has registered it."""
+def register_like(base: type, cls: type) -> None:
+    """Registers a class under the name of `base`, where a Keras has registered it."""
     for keras in installed():
-        name = str(keras.utils.get_registered_name(known))
+        name = str(keras.utils.get_registered_name(base))
         package, separator, own_name = name.partition(">")
         if separator:  # a registered name has a package in it
             decorate = keras.utils.register_keras_serializable(package, own_name)
-            # TensorFlow 2.4 refuses a name that is taken. Loading then finds `known` by
-            # that name, and `known` itself makes an object of the right class.
+            # TensorFlow 2.4 refuses a name that is taken. Loading then finds `base` by
+            # that name, and `base` itself makes an object of the right class.
             with contextlib.suppress(ValueError):
                 decorate(cls)
 
@@ -75,7 +75,7 @@ def registered_name(cls: type) -> str:
 
 def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any:
     """Returns the class that we or some Keras know by `name`, None if there is none."""
-    found: Any = _own.get(name.replace(f"{PACKAGE}>", ""))
+    cls: Any = _own.get(name.replace(f"{PACKAGE}>", ""))
     for keras in installed():
-        found = found or keras.utils.get_registered_object(name, custom_objects)
-    return found
+        cls = cls or keras.utils.get_registered_object(name, custom_objects)
+    return cls

@@ -57,7 +57,7 @@ def train_apart() -> bool:
     """Whether each worker takes its own steps, as with parameter servers."""
     of_v1 = tf.compat.v1.distribute.experimental
     spaces = (tf.distribute, tf.distribute.experimental, of_v1)
-    classes = tuple(getattr(each, "ParameterServerStrategy", ()) for each in spaces)
+    classes = tuple(getattr(space, "ParameterServerStrategy", ()) for space in spaces)
     return isinstance(tf.distribute.get_strategy(), classes)
 
 

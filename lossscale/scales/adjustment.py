@@ -100,7 +100,7 @@ def adjust_to_step(
     loss_scale: LossScale,
     is_finite: Flag,
     largest: Optional[Scalar],
-    is_told: Flag = True,
+    rule_learns: Flag = True,
     grads: Optional[Grads] = None,
     calls_adjust: bool = True,
 ) -> Tuple[Op, Any]:
@@ -112,14 +112,14 @@ def adjust_to_step(
       loss_scale: The outermost loss scale of a chain.
       is_finite: As in `LossScale.adjust`.
       largest: As in `LossScale.adjust`.
-      is_told: Whether the rules learn of the step if the loss scales would have them
-        learn. If False, the step is a bad one that is only counted, and not applied.
+      rule_learns: Whether the rules learn of the step if the loss scales would let
+        them. If False, the step is a bad one that is only counted, and not applied.
       grads: The gradients, for a subclass with its own `update`.
       calls_adjust: Whether to call a subclass's own `adjust`. `LossScale.adjust` passes
         False: the subclass's `adjust` calls it by `super()`, and must not run again.
     """
-    if is_told is not True:
-        return _told_or_counted(loss_scale, is_finite, largest, is_told, grads)
+    if rule_learns is not True:
+        return _adjusted_or_counted(loss_scale, is_finite, largest, rule_learns, grads)
     if grads is not None or (calls_adjust and "adjust" in loss_scale._overridden):
         return _adjusted_by_itself(loss_scale, is_finite, largest, grads)
     if not loss_scale.checks_gradients:
@@ -165,16 +165,16 @@ def _adjusted_by_itself(
     return update_op, both(is_finite, should_apply)
 
 
-def _told_or_counted(
+def _adjusted_or_counted(
     loss_scale: LossScale,
     is_finite: Flag,
     largest: Optional[Scalar],
-    is_told: Flag,
+    rule_learns: Flag,
     grads: Optional[Grads],
 ) -> Tuple[Op, Flag]:
     """Adjusts a loss scale to a step, or only counts it, if it is a bad one."""
 
-    def tell() -> Flag:
+    def adjust() -> Flag:
         return after(*adjust_to_step(loss_scale, is_finite, largest, True, grads))
 
     def count() -> Flag:
@@ -188,7 +188,7 @@ def _told_or_counted(
         with tf.control_dependencies([group_ops([update_op])]):
             return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
 
-    should_apply = either(is_told, tell, count)
+    should_apply = either(rule_learns, adjust, count)
     return group_ops([should_apply]), should_apply
 
 
@@ -218,8 +218,8 @@ def _judged(
         verdict = Verdict(is_finite)
         if "judge" in member._overridden:
             its_largest = None if member.last_largest is None else largest
-            found = member.judge(State(member), is_finite, its_largest)
-            verdict = Verdict(*checked_verdict(member, found, Verdict))
+            returned = member.judge(State(member), is_finite, its_largest)
+            verdict = Verdict(*checked_verdict(member, returned, Verdict))
             should_apply = both(should_apply, verdict.should_apply)
         told.append(verdict.is_told)
         kept.append(verdict.kept)
@@ -265,8 +265,8 @@ def _change_chain(
     for number, (member, values) in enumerate(zip(members, kept)):
         its_largest = None if member.last_largest is None else largest
         if number and "adjust" in member._overridden:
-            given = [is_finite] if its_largest is None else [is_finite, its_largest]
-            adjust = functools.partial(member.adjust, *given)
+            step = [is_finite] if its_largest is None else [is_finite, its_largest]
+            adjust = functools.partial(member.adjust, *step)
             work.insert(0, (passed_on[number], adjust))
             break
         count = functools.partial(
@@ -275,8 +275,8 @@ def _change_chain(
         work.insert(0, (passed_on[number], count))
         # It assigns by itself, and passes the step on to what it holds.
         if "_adjust" in member._overridden:
-            given = [is_finite, largest] if member.needs_largest else [is_finite]
-            adjust = functools.partial(member._adjust, *given)
+            step = [is_finite, largest] if member.needs_largest else [is_finite]
+            adjust = functools.partial(member._adjust, *step)
             work.insert(0, (passed_on[number + 1], adjust))
             break
         with_rule.append(member)
@@ -336,7 +336,7 @@ def _count(
     loss_scale: LossScale,
     is_finite: Flag,
     largest: Optional[Scalar],
-    is_told: Flag,
+    rule_learns: Flag,
     values: Mapping[str, Tensor],
 ) -> List[Op]:
     """Counts a step, and assigns `values`, those that the verdict keeps."""
@@ -344,8 +344,8 @@ def _count(
     bad = select(is_finite, zero, one)
     results = [loss_scale.skipped_steps.assign_add(bad, read_value=False)]
     ignored = loss_scale.ignored_loss_steps
-    if ignored is not None and is_told is not True:
-        bad = select(is_told, zero, bad)
+    if ignored is not None and rule_learns is not True:
+        bad = select(rule_learns, zero, bad)
         results.append(ignored.assign_add(bad, read_value=False))
     in_a_row = select(is_finite, zero, loss_scale.consecutive_skipped_steps + one)
     counts = {"consecutive_skipped_steps": in_a_row, "last_step_finite": is_finite}

@@ -332,8 +332,8 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Any:
         """Is the `super()._judge` of a class that was written for 2.x."""
-        own: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][:-1]
-        judge = super(own[-1], self).judge if own else self.judge
+        classes: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][:-1]
+        judge = super(classes[-1], self).judge if classes else self.judge
         return judge(State(self), is_finite, largest)
 
     @do_not_convert

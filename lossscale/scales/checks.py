@@ -19,14 +19,14 @@ LossScale = Any
 
 def variable_of(loss_scale: LossScale, name: str) -> Variable:
     """Returns the variable that is the attribute `name`, or raises."""
-    found = getattr(loss_scale, name, None)
-    if isinstance(found, tf.Variable):
-        return found
+    value = getattr(loss_scale, name, None)
+    if isinstance(value, tf.Variable):
+        return value
     cls = type(loss_scale).__name__
     create = f"self.{name} = self._add_weight({name!r}, 0)"
-    if hasattr(found, "assign"):
+    if hasattr(value, "assign"):
         raise TypeError(
-            f"`{name}` of {cls} must be a tf.Variable, got {shown(found)}. Create it "
+            f"`{name}` of {cls} must be a tf.Variable, got {shown(value)}. Create it "
             f"in the constructor: {create}"
         )
     variables = [k for k, v in vars(loss_scale).items() if isinstance(v, tf.Variable)]
@@ -79,15 +79,14 @@ def checked_verdict(
 ) -> Tuple[Flag, Flag, Dict[str, Tensor]]:
     """Returns the fields of a verdict, an object of class `kind`, or raises."""
     wanted = f"`judge` of {type(loss_scale).__name__} must return a Verdict"
-    found: Any = verdict
-    if not isinstance(found, kind):
+    if not isinstance(verdict, kind):
         raise TypeError(
             f"{wanted}, got {shown(verdict)}. Write "
             "lossscale.Verdict(should_apply=is_finite)."
         )
-    should_apply = _flag(f"{wanted} whose `should_apply` is", found[0])
-    is_told = _flag(f"{wanted} whose `is_told` is", found[1])
-    kept = checked_values(loss_scale, f"{wanted} whose `kept` is", found[2])
+    should_apply = _flag(f"{wanted} whose `should_apply` is", verdict[0])
+    is_told = _flag(f"{wanted} whose `is_told` is", verdict[1])
+    kept = checked_values(loss_scale, f"{wanted} whose `kept` is", verdict[2])
     return should_apply, is_told, kept
 
 
@@ -118,14 +117,14 @@ def checked_step(
     is_finite = _one_element("is_finite", is_finite, "a bool")
     if largest is None or not is_used:
         return is_finite, largest
-    given, largest = largest, _one_element("largest", largest, "a number")
+    value, largest = largest, _one_element("largest", largest, "a number")
     wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
     # Infinity as a constant would stop a run that looks for infinities.
     is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
     if mode.current().knows_values and is_finite and not is_magnitude:
         raise ValueError(
             "`largest` must be a finite number from 0 on if the gradients were "
-            f"finite, got {shown(given)}. If not, pass is_finite=False."
+            f"finite, got {shown(value)}. If not, pass is_finite=False."
         )
     is_finite = tf.logical_and(is_finite, is_magnitude)
     return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)

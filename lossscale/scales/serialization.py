@@ -45,8 +45,8 @@ def get(identifier: Any) -> Optional[LossScale]:
         return identifier
     as_loss_scale = getattr(identifier, "as_loss_scale", None)
     if as_loss_scale is not None:  # a LossScaleManager
-        found: LossScale = as_loss_scale()
-        return found
+        loss_scale: LossScale = as_loss_scale()
+        return loss_scale
     if isinstance(identifier, dict):
         return _deserialized("loss_scale", identifier)
     if isinstance(identifier, str):
@@ -128,23 +128,23 @@ def _deserialized(
             f"{name!r}.{near} Pass custom_objects={{...}}, or register the class with "
             "keras.saving.register_keras_serializable()."
         )
-    given = {} if config.get("config") is None else config["config"]
-    if not isinstance(given, dict):
+    settings = {} if config.get("config") is None else config["config"]
+    if not isinstance(settings, dict):
         raise TypeError(
             f'`{argument}["config"]` must be a dict of the arguments of {name}, got '
-            f"{shown(given)}."
+            f"{shown(settings)}."
         )
     # A user's class may read its config in its own way.
     if getattr(cls.from_config, "__func__", None) is _FROM_CONFIG:
         try:
-            inspect.signature(cls).bind(**given)
+            inspect.signature(cls).bind(**settings)
         except TypeError as error:
             raise TypeError(
                 f'`{argument}["config"]` must hold the arguments of {cls.__name__}, '
-                f"got {shown(given)}: {error}."
+                f"got {shown(settings)}: {error}."
             ) from error
     built = {}
-    for key, value in given.items():
+    for key, value in settings.items():
         is_config = isinstance(value, dict) and {"class_name", "config"} <= set(value)
         built[key] = deserialize(value, custom_objects) if is_config else value
     return cls.from_config(built)

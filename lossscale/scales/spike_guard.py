@@ -23,18 +23,18 @@ _LOG_ABOVE = 89.0
 
 def _to_guard(name: str, identifier: Any) -> LossScale:
     del name  # `get` and the errors below have the same
-    found = serialization.get(identifier)
-    if found is None:
+    held = serialization.get(identifier)
+    if held is None:
         raise TypeError(
             "`loss_scale` must be a loss scale to guard, got None. For bfloat16 and "
             "float32, which need no loss scale, write SpikeGuard(1)."
         )
-    if isinstance(found, SpikeGuard):
+    if isinstance(held, SpikeGuard):
         raise ValueError(
             "`loss_scale` must not be a SpikeGuard itself, got one. Guard the loss "
             "scale that it holds: SpikeGuard(guard.loss_scale)."
         )
-    return found
+    return held
 
 
 _ARGUMENTS = arguments.Declared(

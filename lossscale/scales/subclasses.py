@@ -20,8 +20,8 @@ _OVERRIDABLE = (
 def adapt(cls: Any, base: Any) -> None:
     """Adapts a class that derives from LossScale, which is `base`, or raises."""
     # Classes that were written for 2.x have these two under other names.
-    own = vars(cls)
-    named = own.get("left_out_as") or own.get("_left_out_as") or cls.left_out_as
+    members = vars(cls)
+    named = members.get("left_out_as") or members.get("_left_out_as") or cls.left_out_as
     cls.left_out_as = named or getattr(cls, "_left_out_as", "")
     first = next(c for c in cls.__mro__ if {"judge", "_judge"} & {*vars(c)})
     if first is not base and "_judge" in vars(first):
@@ -32,8 +32,8 @@ def adapt(cls: Any, base: Any) -> None:
             f'as in "all zero", got {cls.left_out_as!r} for {cls.__name__}. Set '
             "it in the class, next to `judge`."
         )
-    if "__call__" in own:
-        _report_reads(cls, own["__call__"])
+    if "__call__" in members:
+        _report_reads(cls, members["__call__"])
     cls._overridden = frozenset(
         name for name in _OVERRIDABLE if getattr(cls, name) is not getattr(base, name)
     )

@@ -106,4 +106,4 @@ def unguarded(loss_scale: LossScale) -> LossScale:
 
 def guard_of(loss_scale: LossScale) -> Any:
     """Returns the `SpikeGuard` in the chain, perhaps the loss scale itself, or None."""
-    return next((each for each in chain(loss_scale) if each.skips_spikes), None)
+    return next((member for member in chain(loss_scale) if member.skips_spikes), None)

@@ -280,13 +280,13 @@ def _replay(
         is_limit = not entry.dtype.is_bool
         is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
         is_finite = tf.logical_and(is_finite, tf.math.is_finite(seen))  # as `adjust`
-        is_told = True
+        rule_learns = True
         if ignores:
             higher, counts = raised(level, 0)
             level = tf.where(may_ignore, higher, level)
-            is_told = tf.logical_or(~may_ignore, counts)
+            rule_learns = tf.logical_or(~may_ignore, counts)
         largest = seen if loss_scale.needs_largest else None
-        op, should_apply = adjust_to_step(loss_scale, is_finite, largest, is_told)
+        op, should_apply = adjust_to_step(loss_scale, is_finite, largest, rule_learns)
         with tf.control_dependencies([group_ops([op])]):
             should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         level = tf.maximum(level - tf.cast(should_apply, tf.int64), 0)

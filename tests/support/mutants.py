@@ -134,7 +134,7 @@ optimizer/step.py: optimizer/test_spike_record.py
       + run_either(check.exact(), apply, skip)
 optimizer/sharing.py: optimizer/test_nonfinite_loss.py
     step: of two that share a loss scale a bad loss hides an overflow
-      - is_told = tf.logical_or(is_told, bad_before > of_losses)
+      - rule_learns = tf.logical_or(rule_learns, bad_before > of_losses)
       + pass
 scales/ignored_losses.py: optimizer/test_nonfinite_loss.py
     ignored: every bad loss counts as an overflow
@@ -168,8 +168,8 @@ provenance/origins.py: optimizer/test_blame.py
       + pass
 provenance/origins.py: optimizer/test_nonfinite_loss.py
     blame: unscaled gradients are of no loss
-      - values += [value for each in _lists_among(kinds) for value in each.losses]
-      + pass
+      - [value for unscaled in _lists_among(kinds) for value in unscaled.losses]
+      + []
 optimizer/sharing.py: optimizer/test_sharing.py
     step: each optimizer of a step adjusts a shared loss scale
       - if step is None or not step._continues(division):
@@ -235,7 +235,7 @@ optimizer/pending.py: optimizer/test_pending.py
       + return now
 monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
-      - is_stall = own.in_a_row >= self._patience
+      - is_stall = skips.in_a_row >= self._patience
       + is_stall = False
 monitor/reading.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
@@ -258,12 +258,12 @@ ranges/cure.py: ranges/test_cure.py
       + return is_below
 ranges/training_step.py: ranges/test_cure.py
     find_nonfinite: gradients that are all zero are a cure
-      - return not found or any(look(each).largest > 0 for each in found)
+      - return not received or any(look(grad).largest > 0 for grad in received)
       + return True
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
-      - each.batches.begin(batch, self._batches_in_call)
-      + each.batches.begin(batch, 1)
+      - watched.batches.begin(batch, self._batches_in_call)
+      + watched.batches.begin(batch, 1)
 optimizer/keras_arguments.py: optimizer/test_keras_arguments.py
     files: Keras's own arguments mean a default loss scale
       - config["initial_loss_scale"] = scale
