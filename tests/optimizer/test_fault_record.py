@@ -79,7 +79,9 @@ def seen(optimizer, variables):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    "mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
+)
 def test_each_gradient_at_fault_is_told_and_how(family, mode):
     optimizer, variables = optimizer_of_six(family)
     step = stepper(optimizer, variables, mode, are_scaled=False)

@@ -206,7 +206,13 @@ class TestAnH5File:
         assert other.optimizer.loss_scale.skipped_steps.numpy() == 2
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    "eagerly",
+    [
+        pytest.param(False, id="graph", marks=pytest.mark.slow),
+        pytest.param(True, id="eager"),
+    ],
+)
 def test_an_apply_gradients_of_the_inner_optimizers_own_is_called(family, eagerly):
     class Centralizing(family.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, *args, **kwargs):

@@ -18,6 +18,7 @@ from lossscale.runtime import keras_versions
 
 INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph", "mirrored"]
+LATER = ["eager", "graph", pytest.param("mirrored", marks=pytest.mark.slow)]
 #: The loss is infinite at every loss scale, and its gradients are at those above 2**6.
 START, FITS = 2.0**9, 2.0**6
 
@@ -84,7 +85,7 @@ def of_last_replica(mode, loss):
     return lambda weights: loss(weights, last_replica_gets(1.0, 0.0))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LATER)
 @pytest.mark.parametrize("count", [2, 3])
 def test_good_steps_of_another_optimizer_do_not_hide_it(family, mode, strategy, count):
     """Each in a function of its own, and one loss scale for all."""
@@ -105,7 +106,7 @@ def test_good_steps_of_another_optimizer_do_not_hide_it(family, mode, strategy, 
     assert [each.applied for each in every] == [rounds] * (count - 1) + [rounds - 30]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LATER)
 def test_two_of_three_that_share_count_each_their_own(family, mode, strategy):
     with scope_of(strategy):
         scale = DynamicLossScale(START, 10**6)
@@ -157,7 +158,7 @@ def test_two_tasks_that_alternate(family, mode, strategy):
     assert trained.applied == 45 + 45 - 39
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LATER)
 def test_rows_that_are_masked_in_every_second_batch(family, mode, strategy):
     """Losses of examples are scaled first, and then the infinite ones are left out."""
     with scope_of(strategy):
@@ -190,7 +191,7 @@ def test_rows_that_are_masked_in_every_second_batch(family, mode, strategy):
     assert trained.applied >= 37
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LATER)
 @pytest.mark.parametrize("among", [10, 15, 40])
 def test_one_bad_batch_now_and_then_never_lowers_it(family, mode, strategy, among):
     with scope_of(strategy):

@@ -48,7 +48,7 @@ def values(trained):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
+@pytest.mark.parametrize("mode", [*MODES, pytest.param("xla", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unscales", [True, False])
 def test_a_spike_changes_nothing_and_is_named(family, unscales, mode):
     trained, guard = guarded(family)

@@ -55,7 +55,9 @@ def said_of(program):
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("eager", marks=pytest.mark.slow), "graph"]
+)
 @pytest.mark.parametrize("fault", rows(UNCURED, LOSSES, CURED))
 def test_whoever_follows_what_is_said_trains(family, fault, mode):
     program = Program(family, fault, mode)

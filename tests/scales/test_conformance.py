@@ -62,7 +62,9 @@ def test_a_restored_value_that_is_no_loss_scale_is_replaced(make, value, flag):
     loss_scale, held = restored(make, value)
     if value == 0.5 and not hasattr(held, "min_loss_scale"):
         pytest.skip("it has no floor")
-    with pytest.warns(lossscale.LossScaleWarning, match="must be finite and at least") as caught:
+    with pytest.warns(
+        lossscale.LossScaleWarning, match="must be finite and at least"
+    ) as caught:
         loss_scale.adjust(flag, magnitude(0))
     (warned,) = caught  # once, and of the caller
     assert warned.filename == __file__
