@@ -6,6 +6,7 @@ held by another. Their variables have the same names.
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 
@@ -127,6 +128,9 @@ class TestNamesInFiles:
         assert (found.dtype, found.shape) == (held.dtype, held.shape)
 
 
+#: Each that is held, with holders in turn.
+EACH = list(zip(HELD, itertools.cycle(HOLDERS)))
+LOOPS = ["eager", "graph", "xla", "replica", "replica-graph"]
 #: How a model goes to disk and back.
 WAYS = [*ROUTES, "BackupAndRestore"]
 
@@ -240,25 +244,26 @@ def test_a_state_tree_keeps_a_holder_whole(family):
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 @pytest.mark.parametrize("route", WAYS)
 def test_a_route_to_disk_keeps_each_chain_whole(family, route, tmp_path):
-    names = list(HOLDERS)
-    for number, held in enumerate(HELD):
-        holders = names[number % len(names)]
+    # What the loss scale is made of matters to names alone, in two kinds of files.
+    few = None if route in ("checkpoint", ".weights.h5", ".h5") else 4
+    for held, holders in EACH[::few]:
         folder = tmp_path / held
         folder.mkdir()
         assert_whole(family, route, lambda h=held, n=holders: chain(h, n), folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("held", ["dynamic", "spike-guard"])
 @pytest.mark.parametrize("route", WAYS)
 def test_a_route_to_disk_keeps_it_whole_on_two_replicas(
-    family, route, held, mirrored, tmp_path
+    family, route, mirrored, tmp_path
 ):
     if route == "SavedModel" and family.name != "keras3":
         pytest.skip("Keras 2 loads weights into no model that was loaded in a scope")
-    assert_whole(
-        *(family, route, lambda: chain(held, "counts-counts"), tmp_path), mirrored
-    )
+
+    def make():
+        return chain("spike-guard", "counts-counts")
+
+    assert_whole(family, route, make, tmp_path, mirrored)
 
 
 def test_a_saver_of_sessions_keeps_a_chain_whole(tmp_path):
@@ -386,13 +391,14 @@ def test_a_step_is_applied_if_each_applies_it(held, holders):
 @pytest.mark.parametrize("mode", MODES[1:])
 @pytest.mark.parametrize("held", HELD)
 def test_in_every_mode(held, mode, mirrored):
+    if "replica" in mode and held.startswith("dynamic-"):
+        pytest.skip("the class is that of another")
     names = list(HOLDERS)
-    first = list(HELD).index(held) + MODES.index(mode)
+    holders = names[(list(HELD).index(held) + MODES.index(mode)) % len(names)]
     steps = STEPS[:4] if mode in EAGER_REPLICAS else STEPS
     steps = on_replicas(steps) if "replica" in mode else steps
-    for holders in (names[first % len(names)], names[(first + 3) % len(names)]):
-        found = drive(lambda n=holders: chain(held, n), steps, mode, mirrored)
-        assert found == law(held, holders, steps), holders
+    found = drive(lambda: chain(held, holders), steps, mode, mirrored)
+    assert found == law(held, holders, steps), holders
 
 
 def steps_of(family, make, mode, mirrored, steps):
@@ -433,15 +439,16 @@ def steps_of(family, make, mode, mirrored, steps):
 @pytest.mark.slow
 @pytest.mark.every
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla", "replica", "replica-graph"])
+@pytest.mark.parametrize("mode", LOOPS)
 def test_an_optimizer_takes_the_steps_of_the_law(family, mode, mirrored):
     if "replica" in mode:
         skip_without("adding up over replicas", family)
-    names = list(HOLDERS)
     steps = STEPS[:4] if mode == "replica" else STEPS
     steps = on_replicas(steps) if "replica" in mode else steps
-    for number, held in enumerate(HELD):
-        holders = names[number % len(names)]
+    keras = [each.name for each in families()].index(family.name)
+    # All in a graph with the first Keras, and a third of them, in turn, elsewhere.
+    turn, is_whole = keras + LOOPS.index(mode), keras == 0 and mode == "graph"
+    for held, holders in EACH if is_whole else EACH[turn % 3 :: 3]:
         found = steps_of(
             *(family, lambda h=held, n=holders: chain(h, n), mode, mirrored, steps)
         )
@@ -449,12 +456,11 @@ def test_an_optimizer_takes_the_steps_of_the_law(family, mode, mirrored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("held", HELD)
-def test_an_optimizer_in_a_session(held):
+@pytest.mark.parametrize(("held", "holders"), EACH)
+def test_an_optimizer_in_a_session(held, holders):
     found = [each for each in families() if each.name == "keras2-legacy"]
     if not found:
         pytest.skip("only legacy optimizers of Keras 2 work in a tf.compat.v1 graph")
-    holders = list(HOLDERS)[list(HELD).index(held) % len(HOLDERS)]
     scales, applied, before = [], [], 0
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         loss_scale = chain(held, holders)
