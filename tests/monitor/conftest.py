@@ -9,12 +9,12 @@ from faulty import Faulty
 from installed import each_keras, families
 
 #: Every kind of optimizer alone, and one of each Keras on two devices. Quick tests have
-#: the first of both.
+#: the first on two.
 PLACES = [
     pytest.param(
         (family, where),
         id=f"{family.name}-{where}",
-        marks=[pytest.mark.slow] * (number > 0),
+        marks=[pytest.mark.slow] * (number > 0 or where == "alone"),
     )
     for where, every in (("alone", families()), ("mirrored", each_keras()))
     for number, family in enumerate(every)

@@ -302,12 +302,12 @@ def test_another_optimizer_is_refused_with_the_line_to_write(family, rng):
 
 def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family, rng):
     """After `compile(Adam())` a monitor may still watch the old optimizer."""
-    ours, given = LossScaleOptimizer(family.optimizers.SGD(0.01), 8), data(rng)
-    model = regression(family, ours, "mixed_float16")
+    ours, given = LossScaleOptimizer(family.optimizers.SGD(0.01), 8), data(rng, 8)
+    model = regression(family, ours, "mixed_float16", run_eagerly=True)
     monitor = quiet_monitor(optimizers=ours)
     messages, _ = told_of(model, *given, monitor)
     assert not messages
-    model.compile(family.optimizers.SGD(0.01), "mse")
+    model.compile(family.optimizers.SGD(0.01), "mse", run_eagerly=True)
     if model.optimizer is None or not keras_versions.is_own_wrapper(model.optimizer):
         pytest.skip("this Keras has not wrapped it")
     (message,), _ = told_of(model, *given, monitor, epochs=2)
@@ -330,7 +330,7 @@ def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family,
     gan = Gan([family.keras.Input((2,)), family.keras.layers.Dense(1)])
     gan.d_optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), 8)
     gan.d_optimizer.build(gan.trainable_variables)
-    gan.compile(family.optimizers.SGD(0.01))
+    gan.compile(family.optimizers.SGD(0.01), run_eagerly=True)
     assert keras_versions.is_own_wrapper(gan.optimizer)
     messages, _ = told_of(gan, *ONES, quiet_monitor())
     assert not messages

@@ -159,7 +159,9 @@ def test_rows_that_are_masked_later_do_not_stick(family, mode):
 # Of ten in a row at most nine are ignored
 
 
-@pytest.mark.parametrize("mode", [*XLA_LATER, "mirrored"])
+@pytest.mark.parametrize(
+    "mode", [*XLA_LATER, pytest.param("mirrored", marks=pytest.mark.slow)]
+)
 def test_the_tenth_in_a_row_counts(family, mode, request):
     """A burst of nine is forgotten after 36 steps that were applied."""
     mirrored = request.getfixturevalue("mirrored") if mode == "mirrored" else None

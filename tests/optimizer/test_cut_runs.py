@@ -290,7 +290,9 @@ def fresh_or_used(family, is_used):
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+@pytest.mark.parametrize(
+    "is_used", [pytest.param(False, marks=pytest.mark.slow), True], ids=["new", "used"]
+)
 @pytest.mark.parametrize("number", range(3), ids=["checkpoint", "first", "second"])
 def test_after_a_file_of_3_0_0_nothing_has_been_ignored(family, number, is_used):
     if number >= len(old_files(family)):

@@ -219,7 +219,9 @@ def assert_whole(family, route, make, folder, scope=None):
     assert type(loaded.optimizer.loss_scale) is type(model.optimizer.loss_scale)
 
 
-@pytest.mark.parametrize("route", WAYS)
+@pytest.mark.parametrize(
+    "route", [*ROUTES, pytest.param("BackupAndRestore", marks=pytest.mark.slow)]
+)
 def test_a_route_to_disk_keeps_a_holder_whole(family, route, tmp_path):
     def make():
         return chain("dynamic", "counts-counts")

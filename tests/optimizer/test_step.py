@@ -157,7 +157,7 @@ def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng)
         return [each.numpy().tobytes() for each in loss_scale.variables]
 
     step, adjust = compiled(step, mode), compiled(adjust, mode)
-    for _ in range(40):
+    for _ in range(25):
         state = some_state(rng, loss_scale)
         last = rng.choice([1.0, 1.0, 1.0, 3e38, INF])
         values = np.float32([last if last == 3e38 else 1.0, last])
@@ -166,7 +166,7 @@ def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng)
 
 
 @pytest.mark.parametrize("mode", ["graph", XLA_LATER])
-@pytest.mark.parametrize("value", [0.0, -8.0, INF, NAN])
+@pytest.mark.parametrize("value", [0.0, NAN])
 def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
     """Nothing has proved that S is a number."""
     loss_scale = DynamicLossScale(8.0, 1)
