@@ -141,6 +141,7 @@ def test_no_page_shows_a_directive_where_it_is_hosted():
         assert len(hosted.split()) > 5, name
 
 
+@slow_with_the_newest_keras
 def test_the_readmes_program_prints_what_it_shows(tmp_path):
     skip_without("the pages", families()[0])
     text = README.read_text()

@@ -55,6 +55,7 @@ def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(run)
             np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_a_penalty_on_gradients_is_that_of_float32(run, capsys):
     def printed_losses(program):
         run(program)

@@ -42,6 +42,7 @@ def one_replica():
     return tf.distribute.OneDeviceStrategy("CPU:0")
 
 
+@pytest.mark.slow
 def test_two_replicas_train_as_one(loop, mirrored):
     one, two = (weights_of(loop(each)) for each in (one_replica(), mirrored))
     for each, other in zip(one, two):
@@ -60,7 +61,9 @@ def test_gradients_added_up_over_batches_divide_too():
                 assert "num_replicas_in_sync" in block, name
 
 
-@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "numbers", [pytest.param((1, 2), marks=pytest.mark.slow), (2, 1)], ids=str
+)
 def test_a_run_continues_on_another_number_of_replicas(
     loop, mirrored, tmp_path, numbers
 ):

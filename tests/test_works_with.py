@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from limits import TENSORFLOW, skip_without
+from limits import skip_without
 from models import (
     assert_same,
     data,
@@ -36,17 +36,18 @@ def row(words):
     return name
 
 
-def both(family, inner, how=None, policy="float32"):
+def both(family, inner, how=None):
     """Returns the same model with a bare optimizer and with a wrapped one."""
     # A power of two: the gradients are those of the bare optimizer, to the last bit.
     wrapped = LossScaleOptimizer(inner(), DynamicLossScale(2.0**10))
-    return [
-        regression(family, each, policy, **(how or {})) for each in (inner(), wrapped)
-    ]
+    return [regression(family, each, **(how or {})) for each in (inner(), wrapped)]
 
 
 def assert_works(family, inner, rng, how=None):
-    """A good run ends as the bare one, and a skipped step changes nothing."""
+    """A good run ends as the bare one, and a skipped step changes nothing.
+
+    The quick tests have each setting in a loop: test_composition.py.
+    """
     bare, wrapped = both(family, inner, how)
     x, y = data(rng)
     losses = [
@@ -63,36 +64,36 @@ def assert_works(family, inner, rng, how=None):
 
 
 @row("`clipnorm`, `clipvalue`, `global_clipnorm`")
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["clipnorm", "clipvalue", "global_clipnorm"])
 def test_clipping_of_the_inner_optimizer(family, rng, setting):
-    if TENSORFLOW < (2, 5):
-        pytest.skip("Keras 2.4 clips by global norm only in later versions")
     assert_works(family, lambda: family.optimizers.SGD(0.5, **{setting: 0.01}), rng)
 
 
 @row("Weight decay")
+@pytest.mark.slow
 def test_weight_decay(family, rng):
     skip_without("weight_decay", family)
     assert_works(family, lambda: family.optimizers.Adam(0.05, weight_decay=0.1), rng)
 
 
 @row("Weight averages (`use_ema=True`)")
+@pytest.mark.slow
 def test_weight_averages(family, rng):
     skip_without("use_ema", family)
     assert_works(family, lambda: family.optimizers.SGD(0.1, use_ema=True), rng)
 
 
 @row("`gradient_accumulation_steps` (Keras 3)")
+@pytest.mark.slow
 def test_accumulated_gradients(family, rng):
     skip_without("gradient_accumulation_steps", family)
-    assert_works(
-        family, lambda: family.optimizers.SGD(0.1, gradient_accumulation_steps=2), rng
-    )
 
-    # The batch that overflows is left out: the update is made of the other two.
     def inner():
         return family.optimizers.SGD(0.1, gradient_accumulation_steps=2)
 
+    assert_works(family, inner, rng)
+    # The batch that overflows is left out: the update is made of the other two.
     bare, wrapped = both(family, inner)
     x, y = data(rng, 32)
     bare.fit(x, y, **QUIET)
@@ -102,6 +103,7 @@ def test_accumulated_gradients(family, rng):
 
 
 @row("Learning rate schedules")
+@pytest.mark.slow
 def test_schedules_count_applied_steps(family, rng):
     schedules = family.keras.optimizers.schedules
     decay = schedules.ExponentialDecay(0.5, 1, 0.5)
@@ -109,12 +111,14 @@ def test_schedules_count_applied_steps(family, rng):
 
 
 @row("`jit_compile=True`")
+@pytest.mark.slow
 def test_xla(family, rng):
     skip_without("compile(jit_compile=...)", family)
     assert_works(family, lambda: family.optimizers.SGD(0.1), rng, {"jit_compile": True})
 
 
 @row("`steps_per_execution`")
+@pytest.mark.slow
 def test_several_steps_in_one_call(family, rng):
     inner = lambda: family.optimizers.SGD(0.1)  # noqa: E731
     bare, wrapped = both(family, inner, {"steps_per_execution": 4})
@@ -129,6 +133,7 @@ def test_several_steps_in_one_call(family, rng):
 
 
 @row("`run_eagerly=True`")
+@pytest.mark.slow
 def test_eager_mode(family, rng):
     assert_works(family, lambda: family.optimizers.SGD(0.1), rng, {"run_eagerly": True})
 

@@ -1,7 +1,7 @@
 """The worlds that programs of TensorFlow 1 make with their first line.
 
 A world is a process's, so the slow test starts one for each, and runs there what
-`tests/compat` holds. Quick tests run a few of these programs there.
+`tests/compat` holds: all with the newest TensorFlow, a few programs with older ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import ROOT, families
+from limits import IS_NEWEST
 from processes import SUPPORT, printed
 from version_1 import SESSIONS, needs_eager, running, v1
 
@@ -227,18 +228,14 @@ def in_world(world, *arguments):
     )
 
 
-EVEN_SLOW = ("-m", "slow or not slow")
+ALL = ("tests/compat",)
+FEW = ("tests/compat/test_worlds.py", "-k", "asked or bare_optimizer and Adam-")
 
 
 @needs_eager
+@pytest.mark.each_version
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_few_programs(world):
-    few = "asked or bare_optimizer and Adam-"
-    in_world(world, "tests/compat/test_worlds.py", "-k", few, *EVEN_SLOW)
-
-
-@needs_eager
-@pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_program_of_the_compat_suite(world):
-    in_world(world, "tests/compat", *EVEN_SLOW)
+def test_programs_of_the_compat_suite(world):
+    """Each value of each parameter: slow tests combine them anew without a world."""
+    chosen = ALL if IS_NEWEST else FEW
+    in_world(world, *chosen, "-m", "not slow or each_version")

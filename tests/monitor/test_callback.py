@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import os
 import re
 
@@ -12,9 +11,9 @@ import pytest
 import tensorflow as tf
 from exact import warned
 from faulty import FAULTS, Faulty, told_by_fit, told_of
-from installed import families
 from limits import skip_without
 from models import data, regression
+from routes import backup_and_restore
 
 from lossscale import (
     DynamicLossScale,
@@ -30,26 +29,6 @@ from lossscale.runtime import keras_versions
 ONES = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
 FIRST = ["first/bias (inf)", "first/kernel (inf)"]
 STATISTICS = ["norm/moving_mean", "norm/moving_variance"]
-
-
-@functools.lru_cache(maxsize=None)
-def made(name, strategy):
-    """Returns one model for all tests: to trace its step is what takes long."""
-    family = next(family for family in families() if family.name == name)
-    return Faulty(family, strategy)
-
-
-@pytest.fixture
-def faulty(family):
-    """A model in which the data decide what goes wrong."""
-    return made(family.name, None).reset()
-
-
-@pytest.fixture
-def anywhere(place):
-    """The same on one device, and on two with the fault on the last."""
-    family, strategy = place
-    return made(family.name, strategy).reset()
 
 
 def quiet_monitor(**kwargs):
@@ -323,12 +302,12 @@ def test_another_optimizer_is_refused_with_the_line_to_write(family, rng):
 
 def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family, rng):
     """After `compile(Adam())` a monitor may still watch the old optimizer."""
-    ours, given = LossScaleOptimizer(family.optimizers.SGD(0.01), 8), data(rng)
-    model = regression(family, ours, "mixed_float16")
+    ours, given = LossScaleOptimizer(family.optimizers.SGD(0.01), 8), data(rng, 8)
+    model = regression(family, ours, "mixed_float16", run_eagerly=True)
     monitor = quiet_monitor(optimizers=ours)
     messages, _ = told_of(model, *given, monitor)
     assert not messages
-    model.compile(family.optimizers.SGD(0.01), "mse")
+    model.compile(family.optimizers.SGD(0.01), "mse", run_eagerly=True)
     if model.optimizer is None or not keras_versions.is_own_wrapper(model.optimizer):
         pytest.skip("this Keras has not wrapped it")
     (message,), _ = told_of(model, *given, monitor, epochs=2)
@@ -351,7 +330,7 @@ def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family,
     gan = Gan([family.keras.Input((2,)), family.keras.layers.Dense(1)])
     gan.d_optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), 8)
     gan.d_optimizer.build(gan.trainable_variables)
-    gan.compile(family.optimizers.SGD(0.01))
+    gan.compile(family.optimizers.SGD(0.01), run_eagerly=True)
     assert keras_versions.is_own_wrapper(gan.optimizer)
     messages, _ = told_of(gan, *ONES, quiet_monitor())
     assert not messages
@@ -445,13 +424,6 @@ def test_a_monitor_that_saw_nothing_says_nothing(capsys):
 # Runs that have a backup
 
 
-def backup_of(family, folder, **kwargs):
-    callbacks = family.keras.callbacks
-    found = getattr(callbacks, "BackupAndRestore", None)
-    found = found or callbacks.experimental.BackupAndRestore  # up to TensorFlow 2.7
-    return found(str(folder), **kwargs)
-
-
 def test_a_stop_beside_a_backup_is_warned_of_when_training_begins(family, tmp_path):
     def fit(*callbacks):  # Keras 2 cannot go on with a model whose backup is deleted
         model, _ = small(family, DynamicLossScale(64.0), run_eagerly=True)
@@ -461,16 +433,16 @@ def test_a_stop_beside_a_backup_is_warned_of_when_training_begins(family, tmp_pa
     with pytest.warns(
         LossScaleWarning, match=r"deletes its backup .*on_stall=\"raise\""
     ):
-        fit(stop, backup_of(family, tmp_path / "a"))
+        fit(stop, backup_and_restore(family, tmp_path / "a"))
     with pytest.warns(LossScaleWarning, match="deletes its backup"):
-        fit(backup_of(family, tmp_path / "b"), stop)
+        fit(backup_and_restore(family, tmp_path / "b"), stop)
     with warned(0):
         fit(stop)
         for on_stall in ("warn", "raise"):
             monitor = LossScaleMonitor(on_stall=on_stall, verbose=0)
-            fit(monitor, backup_of(family, tmp_path / on_stall))
-        if hasattr(backup_of(family, tmp_path / "c"), "delete_checkpoint"):
-            kept = backup_of(family, tmp_path / "d", delete_checkpoint=False)
+            fit(monitor, backup_and_restore(family, tmp_path / on_stall))
+        if hasattr(backup_and_restore(family, tmp_path / "c"), "delete_checkpoint"):
+            kept = backup_and_restore(family, tmp_path / "d", delete_checkpoint=False)
             fit(stop, kept)
 
 
@@ -485,13 +457,13 @@ def test_a_run_that_raised_goes_on_from_its_backup(family, tmp_path):
     model, _ = small(family, DynamicLossScale(64.0), run_eagerly=True)
     poison, folder = Poison(), tmp_path / "backup"
     monitor = LossScaleMonitor(1, on_stall="raise", verbose=0)
-    backup = backup_of(family, folder)
+    backup = backup_and_restore(family, folder)
     with pytest.raises(FloatingPointError):
         model.fit(*ONES, epochs=4, verbose=0, callbacks=[monitor, poison, backup])
     assert os.path.exists(folder)
 
     again, fresh = small(family, DynamicLossScale(8.0), run_eagerly=True)
-    callbacks = [LossScaleMonitor(verbose=0), backup_of(family, folder)]
+    callbacks = [LossScaleMonitor(verbose=0), backup_and_restore(family, folder)]
     fitted = again.fit(*ONES, epochs=3, verbose=0, callbacks=callbacks)
     assert fitted.epoch[0] == 1
     assert float(fresh.loss_scale) == 64.0

@@ -102,6 +102,7 @@ def test_the_last_layer_needs_float32_only_if_it_has_not(family, rng, last, is_o
     assert ("their layer needs" in said) == (last == "float32")
 
 
+@pytest.mark.slow
 def test_gradients_in_float32_do_not_underflow(family, rng):
     for policy, is_told in (("float32", False), ("mixed_float16", True)):
         optimizer = optimizer_of(family, DynamicLossScale(1.0))

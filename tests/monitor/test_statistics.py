@@ -42,8 +42,8 @@ def finite(model):
     return all(np.isfinite(each).all() for each in statistics(model))
 
 
-def test_they_are_as_if_the_bad_batch_had_not_been(place, capsys):
-    faulty = Faulty(*place)
+def test_they_are_as_if_the_bad_batch_had_not_been(anywhere, capsys):
+    faulty = anywhere
     with heard() as messages:
         faulty.fit(RUN, monitor(verbose=1), epochs=2)
     mended = statistics(faulty.model)
@@ -67,8 +67,7 @@ def test_they_are_as_if_the_bad_batch_had_not_been(place, capsys):
         np.testing.assert_array_equal(one, other)
 
 
-def test_without_the_argument_nothing_is_put_back(family):
-    faulty = Faulty(family)
+def test_without_the_argument_nothing_is_put_back(faulty):
     with heard() as messages:
         faulty.fit(RUN, LossScaleMonitor(verbose=0))
     assert not finite(faulty.model)
@@ -76,11 +75,11 @@ def test_without_the_argument_nothing_is_put_back(family):
 
 
 @pytest.mark.parametrize("bad", [0, 4])
-def test_a_test_within_fit_sees_numbers(family, bad):
+def test_a_test_within_fit_sees_numbers(faulty, bad):
     """If the first batch is bad, and if the last one before the test is."""
     run = [None] * 5
     run[bad] = "data"
-    model, tested = Faulty(family).model, {"validation_data": batches(WITHOUT)}
+    model, tested = faulty.model, {"validation_data": batches(WITHOUT)}
     _, history = told_of(model, *batches(run), monitor(), ROWS, epochs=2, **tested)
     assert np.isfinite(history["val_loss"]).all()
     assert finite(model)
@@ -158,8 +157,7 @@ def test_statistics_of_every_kind(place):
     assert np.isfinite(model.predict(x, verbose=0)).all()
 
 
-def test_what_was_nan_before_is_told_and_the_others_are_put_back(family):
-    faulty = Faulty(family)
+def test_what_was_nan_before_is_told_and_the_others_are_put_back(faulty):
     bad, good = map(
         keras_versions.tensor_of, keras_versions.statistics_of(faulty.model)
     )
@@ -185,23 +183,26 @@ def test_a_model_that_its_first_batch_builds_and_one_without_statistics(family):
         assert int(model.optimizer.loss_scale.skipped_steps.numpy()) == 1
 
 
-def test_nan_in_the_first_batch_of_a_model_that_it_would_build(family):
-    def made():
-        layers = family.keras.layers
-        seed_all(family.keras)
-        parts = [layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)]
-        model = family.keras.Sequential(parts)
-        model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
-        return model
+def unbuilt(family):
+    """Returns a model that its first batch builds."""
+    layers = family.keras.layers
+    seed_all(family.keras)
+    parts = [layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)]
+    model = family.keras.Sequential(parts)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8))
+    model.compile(optimizer, "mse", run_eagerly=True)
+    return model
 
-    model = made()
+
+def test_nan_in_the_first_batch_of_a_model_that_it_would_build(family):
+    model = unbuilt(family)
     messages, _ = told_of(model, *batches(["data", None]), monitor(), ROWS)
     assert finite(model)
     assert any("were put back" in each for each in messages)
     # The weights are those that the first batch would have made.
     found = []
     for callbacks in ([monitor()], []):
-        model = made()
+        model = unbuilt(family)
         options = {"verbose": 0, "shuffle": False, "callbacks": callbacks}
         model.fit(*batches([None]), ROWS, **options)
         found.append(model.get_weights())
@@ -209,6 +210,7 @@ def test_nan_in_the_first_batch_of_a_model_that_it_would_build(family):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_built_before_is_told_of(family):
     """Of a generator Keras 3 takes no batch before the first, and Keras 2 does."""
     layers = family.keras.layers
@@ -222,6 +224,7 @@ def test_a_model_that_cannot_be_built_before_is_told_of(family):
     assert is_told != finite(model)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_infinite_on_purpose_is_left_alone(family):
     keras, layers = family.keras, family.keras.layers
 
@@ -250,6 +253,7 @@ def test_a_number_that_is_infinite_on_purpose_is_left_alone(family):
     assert np.isinf(parts[3].least.numpy())
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_trained_within_a_frozen_model(family):
     keras, layers = family.keras, family.keras.layers
     norm = layers.BatchNormalization()
@@ -262,6 +266,7 @@ def test_a_norm_that_is_trained_within_a_frozen_model(family):
     assert finite(model)
 
 
+@pytest.mark.slow
 def test_an_inner_optimizer_that_never_counts_its_steps(family):
     class Uncounted(family.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, **_):

@@ -206,7 +206,7 @@ def accumulating(family, clear):
     return model
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
     x = np.ones([64, FEATURES], np.float32)
     y = np.zeros([64, 1], np.float32)

@@ -257,17 +257,3 @@ def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
         model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
         weights.append(model.get_weights())
     assert_same(*weights)
-
-
-@pytest.mark.every
-def test_conversion_to_a_legacy_optimizer(family):
-    skip_without("convert_to_legacy_optimizer", family)
-    scale = DynamicLossScale(64, 7)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), scale, "mine")
-    convert = family.keras.__internal__.optimizers.convert_to_legacy_optimizer
-    legacy = convert(optimizer)
-    wrapped = LossScaleOptimizer(family.keras.optimizers.legacy.SGD(0.25))
-    assert type(legacy) is type(wrapped)
-    assert type(legacy.inner_optimizer) is type(wrapped.inner_optimizer)
-    assert legacy.loss_scale.get_config() == scale.get_config()
-    assert (legacy.name, float(legacy.learning_rate)) == ("mine", 0.25)

@@ -18,7 +18,7 @@ from strategies import last_replica_gets, scope_of
 import lossscale
 from lossscale import DynamicLossScale, LossScaleEngine
 
-MODES = ["eager", "graph", "xla", "mirrored"]
+MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow), "mirrored"]
 
 
 class SGD:

@@ -79,7 +79,9 @@ def seen(optimizer, variables):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    "mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
+)
 def test_each_gradient_at_fault_is_told_and_how(family, mode):
     optimizer, variables = optimizer_of_six(family)
     step = stepper(optimizer, variables, mode, are_scaled=False)
@@ -115,7 +117,10 @@ def by_value(grads):
     return [None if g is None else tf.clip_by_value(g, -1.0, 1.0) for g in grads]
 
 
-@pytest.mark.parametrize(("clip", "mode"), [(by_norm, "graph"), (by_value, "xla")])
+@pytest.mark.parametrize(
+    ("clip", "mode"),
+    [(by_norm, "graph"), pytest.param(by_value, "xla", marks=pytest.mark.slow)],
+)
 def test_what_is_clipped_is_told_as_it_was(family, clip, mode):
     optimizer, variables = optimizer_of_six(family)
     step = stepper(optimizer, variables, mode, clip)

@@ -39,7 +39,13 @@ def test_converges_under_mixed_float16(family, rng):
 
 @pytest.mark.peer_defect(27)
 @pytest.mark.parametrize(
-    "how", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str
+    "how",
+    [
+        {},
+        {"run_eagerly": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.each_version),
+    ],
+    ids=str,
 )
 def test_an_infinity_in_a_batch_changes_nothing(family, rng, how):
     if "jit_compile" in how:

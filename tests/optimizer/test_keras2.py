@@ -208,15 +208,20 @@ def test_hyperparameters_are_the_inner_optimizers(wrapped):
 
 
 @pytest.mark.parametrize("name", ["loss_scale", "base_optimizer"])
-def test_the_inner_optimizer_tracks_an_object_of_that_name(generation, name):
+def test_the_inner_optimizer_tracks_an_object_of_that_name(generation, name, tmp_path):
     class Own(generation.optimizers.SGD):
-        def __init__(self):
+        def __init__(self, value):
             super().__init__(1.0)
-            self._track_trackable(tf.Variable(5.0), name)
+            self._track_trackable(tf.Variable(value), name)
 
-    inner = Own()
+    inner = Own(5.0)
     wrapped = Wrapped(generation, inner)
     assert inner._lookup_dependency(name).numpy() == 5.0
+    other = Wrapped(generation, Own(4.0), loss_scale=DynamicLossScale(4.0))
+    path = tf.train.Checkpoint(optimizer=other.optimizer).write(str(tmp_path / "file"))
+    tf.train.Checkpoint(optimizer=wrapped.optimizer).read(path).expect_partial()
+    assert float(wrapped.optimizer.loss_scale) == 4.0
+    assert inner._lookup_dependency(name).numpy() == 4.0
     # Ours is there under another name, and Keras's reader of old files is not.
     ours = inner._lookup_dependency(f"wrapper_{name}")
     assert ours is (wrapped.optimizer.loss_scale if name == "loss_scale" else None)
@@ -267,11 +272,15 @@ def test_it_goes_on_from_keras_own_wrapper(generation):
 
 def test_a_new_optimizer_is_converted_to_a_legacy_one(generation):
     skip_without("convert_to_legacy_optimizer", generation)
-    optimizer = LossScaleOptimizer(generation.optimizers.SGD(0.25), 8.0, "mine")
+    scale = DynamicLossScale(64, 7)
+    optimizer = LossScaleOptimizer(generation.optimizers.SGD(0.25), scale, "mine")
     convert = generation.keras.__internal__.optimizers.convert_to_legacy_optimizer
     legacy = convert(optimizer)
-    assert legacy._dialect.is_legacy
-    assert (legacy.name, float(legacy.loss_scale)) == ("mine", 8.0)
+    same = LossScaleOptimizer(generation.keras.optimizers.legacy.SGD(0.25))
+    assert type(legacy) is type(same)
+    assert type(legacy.inner_optimizer) is type(same.inner_optimizer)
+    assert legacy.loss_scale.get_config() == scale.get_config()
+    assert (legacy.name, float(legacy.learning_rate)) == ("mine", 0.25)
 
 
 def test_in_a_session_keras_initializes_the_loss_scale(generation):

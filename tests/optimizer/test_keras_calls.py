@@ -24,7 +24,6 @@ from lossscale import (
     FixedLossScale,
     LossScaleOptimizer,
     LossScaleWarning,
-    SpikeGuard,
 )
 from lossscale.runtime import keras_versions
 
@@ -50,6 +49,7 @@ def test_the_state_of_a_model_is_got_and_set_as_a_tree(family, rng):
     if not hasattr(family.keras.Model, "get_state_tree"):
         pytest.skip("this Keras has no state tree")
     model = built(family)
+    model.run_eagerly = True
     model.fit(*data(rng), **QUIET)
     for value_format in ("backend_tensor", "numpy_array"):
         tree = model.get_state_tree(value_format)["optimizer_variables"]
@@ -206,7 +206,13 @@ class TestAnH5File:
         assert other.optimizer.loss_scale.skipped_steps.numpy() == 2
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    "eagerly",
+    [
+        pytest.param(False, id="graph", marks=pytest.mark.slow),
+        pytest.param(True, id="eager"),
+    ],
+)
 def test_an_apply_gradients_of_the_inner_optimizers_own_is_called(family, eagerly):
     class Centralizing(family.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, *args, **kwargs):
@@ -282,44 +288,3 @@ def test_rows_of_a_wrong_length_are_no_good_step(family):
     with pytest.raises(ValueError, match=r"got \(2, 2\) for 'w'"):
         optimizer.apply_gradients([(grad, variables[0])])
     assert optimizer.loss_scale.good_steps.numpy() == 0
-
-
-@pytest.mark.parametrize("name", ["loss_scale", "faults", "base_optimizer"])
-def test_an_optimizer_that_tracks_a_thing_of_its_own_is_wrapped(family, tmp_path, name):
-    """Under a name of ours, or as Model Garden's averages track theirs."""
-    if family.name == "keras3":
-        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
-
-    class Own(family.optimizers.SGD):
-        def __init__(self, value):
-            super().__init__(0.5)
-            self._track_trackable(tf.Variable(value), name)
-
-    def own(optimizer):
-        return optimizer._lookup_dependency(name).numpy()
-
-    first, second = (
-        LossScaleOptimizer(Own(value), DynamicLossScale(value)) for value in (8.0, 4.0)
-    )
-    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "checkpoint"))
-    tf.train.Checkpoint(optimizer=second).read(path).expect_partial()
-    assert float(second.loss_scale) == own(second.inner_optimizer) == 8.0
-    inner = second.inner_optimizer
-    second._dialect.release(inner)  # as `from_keras` and copies do
-    assert own(inner) == 8.0
-    assert float(LossScaleOptimizer(inner, 2.0).loss_scale) == 2.0
-
-
-def test_a_state_that_cannot_be_restored_is_an_error(family, tmp_path):
-    if family.name == "keras3":
-        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
-
-    def guarded(inner, window):
-        return LossScaleOptimizer(inner, SpikeGuard(64.0, window=window))
-
-    first = guarded(family.optimizers.SGD(0.5), 8)
-    path = tf.train.Checkpoint(optimizer=first).save(str(tmp_path / "checkpoint"))
-    inner = family.optimizers.SGD(0.5)
-    tf.train.Checkpoint(optimizer=inner).restore(path)
-    with pytest.raises(ValueError, match=r"[Ss]hape"):
-        guarded(inner, 16)

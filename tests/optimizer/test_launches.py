@@ -40,7 +40,7 @@ def step_graphs():
 
 
 #: Those that take seconds.
-LARGE = [each for each in ADDED if each[1] == "20-layers" and each[0] != "keras3"]
+LARGE = [each for each in ADDED if each[1] == "20-layers"]
 
 
 @pytest.mark.parametrize("inner", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])

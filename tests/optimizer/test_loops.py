@@ -23,6 +23,7 @@ GOOD, BAD = [0.5] * 4, [INF, 0.5, 0.5, 0.5]
 MODES = ["eager", "graph"]
 #: For what XLA may run otherwise: branches, and what is kept from one list to the next.
 AND_XLA = [*MODES, "xla"]
+XLA_LATER = [*MODES, pytest.param("xla", marks=pytest.mark.slow)]
 #: A loop of Keras 2 unscales, and one of Keras 3 does not.
 loops = pytest.mark.parametrize(
     "get", [Trained.unscaled, Trained.scaled], ids=["keras2", "keras3"]
@@ -68,7 +69,7 @@ def test_the_user_can_make_a_finite_gradient_bad(trained, mode):
     assert trained.state() == (S / 2, 0, 1)
 
 
-@pytest.mark.parametrize("mode", AND_XLA)
+@pytest.mark.parametrize("mode", XLA_LATER)
 def test_flags_of_several_unscalings_are_anded(family, mode):
     trained = Trained(family, sizes=(4, 2))
     unscale = trained.optimizer.get_unscaled_gradients
@@ -85,7 +86,7 @@ def test_flags_of_several_unscalings_are_anded(family, mode):
 
 
 @pytest.mark.parametrize("unscales", [True, False])
-@pytest.mark.parametrize("mode", AND_XLA)
+@pytest.mark.parametrize("mode", XLA_LATER)
 def test_two_lists_of_one_loss_are_applied_or_skipped_each(family, unscales, mode):
     """The scale grows in between. Both are divided by what multiplied the loss."""
     trained = Trained(family, DynamicLossScale(S, 1, hysteresis=5))
@@ -351,7 +352,7 @@ def test_sparse_gradients(family, unscales, mode):
 
 
 @pytest.mark.parametrize("unscales", [True, False])
-@pytest.mark.parametrize("mode", AND_XLA)
+@pytest.mark.parametrize("mode", XLA_LATER)
 def test_equal_rows_of_float16_that_add_up_to_infinity(family, unscales, mode):
     scale, ones = DynamicLossScale(1), np.ones([5, 2])
     optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
@@ -391,7 +392,7 @@ def test_a_loss_scale_factor_on_the_wrapper_is_refused(family, trained):
 
 
 @pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("mode", AND_XLA)
+@pytest.mark.parametrize("mode", XLA_LATER)
 def test_a_variable_that_accumulates_may_be_reset_before_the_apply(
     trained, clips, mode
 ):

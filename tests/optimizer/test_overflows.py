@@ -32,7 +32,7 @@ def test_an_overflow_counts_once(trained, mode):
     assert trained.subtracted() == 1.0
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
 def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family, mode):
     """The first function counts it, and the next one sees only the state of the step.
 

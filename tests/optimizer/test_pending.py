@@ -71,7 +71,7 @@ def test_it_crosses_functions(trained, mode):
     assert trained.state() == (S / 2, 1, 1)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
+@pytest.mark.parametrize("mode", [*MODES, pytest.param("xla", marks=pytest.mark.slow)])
 def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mode):
     scale = trained.optimizer.loss_scale.current_loss_scale
 

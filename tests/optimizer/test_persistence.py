@@ -42,7 +42,8 @@ def with_other_arguments(family):
 def adam_model(family, wrap=True):
     """Returns a model with Adam, wrapped with what is the default or bare."""
     optimizer = family.optimizers.Adam(0.05)
-    return regression(family, LossScaleOptimizer(optimizer) if wrap else optimizer)
+    optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
+    return regression(family, optimizer, run_eagerly=True)
 
 
 def train(model, x, y, run="TTTFTFTTTFTF"):

@@ -14,6 +14,7 @@ from installed import families
 from interrupted import EPOCHS, HALF, fit, fresh
 from limits import skip_without
 from models import assert_same, checkpoint_of, scale_state, whole_state
+from routes import backup_and_restore
 
 from lossscale import LossScaleOptimizer
 
@@ -30,13 +31,6 @@ def family(request):
 def manager(model, folder):
     folder = str(folder / "manager")
     return tf.train.CheckpointManager(checkpoint_of(model), folder, max_to_keep=2)
-
-
-def backup(family, folder):
-    callbacks = family.keras.callbacks
-    # TensorFlow 2.4 to 2.7 have it under another name.
-    home = callbacks if hasattr(callbacks, "BackupAndRestore") else None
-    return (home or callbacks.experimental).BackupAndRestore(str(folder / "backup"))
 
 
 def name_of_weights(family):
@@ -73,7 +67,7 @@ def saved(family, tmp_path_factory):
 
     each_epoch = family.keras.callbacks.ModelCheckpoint
     callbacks = [
-        backup(family, folder),
+        backup_and_restore(family, folder / "backup"),
         each_epoch(str(folder / "each.keras")),
         each_epoch(str(folder / name_of_weights(family)), save_weights_only=True),
         Stop(),
@@ -158,5 +152,6 @@ def test_a_run_goes_on_from(family, saved, route):
 def test_a_run_goes_on_with_backup_and_restore(family, saved):
     folder, end = saved
     model = fresh(family)
-    fit(model, 0, EPOCHS, backup(family, folder))  # which removes the files then
+    # It removes the files then.
+    fit(model, 0, EPOCHS, backup_and_restore(family, folder / "backup"))
     assert_same(whole_state(model), end)

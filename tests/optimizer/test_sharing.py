@@ -15,6 +15,7 @@ from strategies import SCALE, last_replica_gets, rule
 from lossscale import DynamicLossScale
 
 MODES = ["eager", "graph", "xla"]
+XLA_LATER = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
 #: Finite on the first optimizer and on the second, step by step.
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
 
@@ -71,7 +72,7 @@ def test_one_adjustment_per_step(family, unscales, together, mode):
     assert loss_scale.skipped_steps.numpy() == sum(not all(flags) for flags in run)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", XLA_LATER)
 @pytest.mark.parametrize("unscales", [True, False])
 def test_one_loss_scaled_by_one_of_them(family, unscales, mode):
     loss_scale = DynamicLossScale(64.0, 1)
@@ -153,7 +154,7 @@ def test_in_a_graph_and_session(family, looks):
         assert counts == np.sum(RUN, axis=0).tolist()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", XLA_LATER)
 def test_an_overflow_that_another_optimizer_unscaled_counts_once(family, mode):
     loss_scale = DynamicLossScale(**SCALE)
     other, own = sharing(family, loss_scale)

@@ -16,7 +16,7 @@ PROGRAM = pages.block_of("recipes", "rho =")
 RHO, RATE = 0.5, 1e-2
 
 
-@pytest.fixture(params=["eager", "graph"])
+@pytest.fixture(params=[pytest.param("eager", marks=pytest.mark.slow), "graph"])
 def recipe(run, request):
     """Returns the page's model, its optimizer, its step and the data."""
     found = run(PROGRAM.replace("rho = 0.05", f"rho = {RHO}"))

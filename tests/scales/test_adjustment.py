@@ -21,6 +21,7 @@ from lossscale import (
 
 INF, NAN = float("inf"), float("nan")
 EAGER_GRAPH_XLA = ["eager", "graph", "xla"]
+XLA_LATER = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
 
 
 class Holds(LossScale):
@@ -278,7 +279,7 @@ def follow(loss_scale, largest, mode):
     return [bool(step(tf.constant(size))) for size in largest]
 
 
-@pytest.mark.parametrize("mode", EAGER_GRAPH_XLA)
+@pytest.mark.parametrize("mode", XLA_LATER)
 class TestAChain:
     """Every loss scale of a chain can leave a step out, and keep it from all rules."""
 

@@ -12,14 +12,13 @@ import tensorflow as tf
 from driving import drive, finite
 from every_loss_scale import PAGE
 from installed import ROOT
-from models import built, compiled
+from models import compiled
 
 import lossscale
 from lossscale import (
     DynamicLossScale,
     HeadroomLossScale,
     LossScale,
-    LossScaleOptimizer,
     SpikeGuard,
 )
 
@@ -282,25 +281,6 @@ class PatientGuard(Patient, SpikeGuard):
     """It asks the `_judge` of its base, which has `judge` today."""
 
 
-class AsTensorFlows(LossScale):
-    """TensorFlow's form: `update` is all of the rule."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale_now = self._add_weight("scale_now", 64.0, tf.float32)
-
-    def __call__(self):
-        return self.scale_now
-
-    def update(self, grads):
-        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
-        scale = tf.where(is_finite, self.scale_now, self.scale_now / 4.0)
-        return self.scale_now.assign(scale), is_finite
-
-    def get_config(self):
-        return {}
-
-
 class TestWrittenForTwo:
     """What subclasses of 2.x and of TensorFlow override works as before."""
 
@@ -356,22 +336,6 @@ class TestWrittenForTwo:
         for cls, applies in ((Renamed, True), (OfThree, False), (Further, False)):
             loss_scale = cls(DynamicLossScale(8.0))
             assert bool(loss_scale.update([tf.ones([2])])[1]) == applies
-
-    @pytest.mark.parametrize("mode", ["eager", "graph"])
-    def test_one_that_overrides_update(self, family, mode):
-        optimizer, variable = built(family, AsTensorFlows())
-
-        def apply(grad):
-            optimizer.apply_gradients([(grad, variable)])
-
-        step = compiled(apply, mode)
-        assert isinstance(optimizer, LossScaleOptimizer)
-        for bad in (False, True, True):
-            grad = tf.constant([np.inf if bad else 1.0, 0.0])
-            scale = optimizer.scale_loss(tf.constant(1.0))
-            step(grad * scale)
-        assert float(optimizer.loss_scale) == 4.0
-        np.testing.assert_array_equal(np.array(variable), [0.0, 2.0])
 
 
 @pytest.mark.slow

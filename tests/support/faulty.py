@@ -77,8 +77,10 @@ class Faulty:
         """Puts all back to the beginning, or to after `applied` good steps."""
         self.model.set_weights(self._weights)
         self.optimizer.iterations.assign(applied)
-        for variable in self.scale.variables:
-            variable.assign(tf.zeros([], variable.dtype))
+        kept = self.optimizer.engine.record.kept
+        skipped = [kept[name] for name in kept if name == "skipped_last"]
+        for variable in [*self.scale.variables, *skipped]:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
         self.scale.last_step_finite.assign(True)
         self.scale.current_loss_scale.assign(scale)
         return self

@@ -163,54 +163,6 @@ converter.representative_dataset = lambda: ([row[None]] for row in x)
 converted = converter.convert()  # bytes: write them to a file
 """
 
-#: A schedule and a callback that change the learning rate, while steps are skipped.
-LEARNING_RATES = """\
-import keras
-import numpy as np
-import lossscale
-
-keras.mixed_precision.set_global_policy("mixed_float16")
-x = np.random.default_rng(0).normal(size=[256, 8]).astype("float32")
-
-
-def fit(learning_rate, *callbacks):
-    parts = [keras.layers.Dense(16, "relu"), keras.layers.Dense(1, dtype="float32")]
-    model = keras.Sequential(parts)
-    scale = lossscale.DynamicLossScale(2.0**24)  # the first steps overflow
-    inner = keras.optimizers.SGD(learning_rate)
-    model.compile(lossscale.LossScaleOptimizer(inner, scale), loss="mse")
-    model.fit(x, x[:, :1], epochs=4, verbose=0, callbacks=list(callbacks))
-    return model.optimizer
-
-
-decay = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)  # halves each step
-optimizer = fit(decay)
-skipped = int(optimizer.loss_scale.skipped_steps.numpy())
-applied = int(optimizer.iterations.numpy())
-print(skipped, applied, float(decay(applied)))  # together 32
-
-optimizer = fit(0.1, keras.callbacks.LearningRateScheduler(lambda n: 0.1 / (n + 1)))
-print(float(optimizer.learning_rate.numpy()))  # 0.025
-"""
-
-#: A loss scale below 1.
-BELOW_1 = """\
-import keras
-import numpy as np
-import lossscale
-
-keras.mixed_precision.set_global_policy("mixed_float16")
-model = keras.Sequential(
-    [keras.layers.Dense(16, "relu"), keras.layers.Dense(1, dtype="float32")]
-)
-scale = lossscale.DynamicLossScale(1.0, min_loss_scale=2.0**-20)
-optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3), scale)
-model.compile(optimizer, loss="mse", loss_weights=2.0**20)  # large, as some losses are
-x = np.random.default_rng(0).normal(size=[1024, 8]).astype("float32")
-model.fit(x, x[:, :1], verbose=0)
-print(float(scale), int(optimizer.applied_steps.numpy()))  # below 1, and most of 32
-"""
-
 #: A wrong prediction that float16 rounds to exactly 1, and the same from its logit.
 CROSS_ENTROPY = """\
 import keras
