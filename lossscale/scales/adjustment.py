@@ -290,12 +290,12 @@ def _change_chain(
     results = []
     with tf.control_dependencies(list(map(replicas.local_result, before))):
         for condition, functions in branches:
-            run = functools.partial(_each, functions)
+            run = functools.partial(_call_all, functions)
             results.append(run_either(condition, run, list, True))
     return group_ops(results)
 
 
-def _each(functions: Iterable[Callable[[], Any]]) -> List[Any]:
+def _call_all(functions: Iterable[Callable[[], Any]]) -> List[Any]:
     """Calls functions, one after the other, and returns what they return."""
     return [function() for function in functions]
 
