@@ -80,7 +80,7 @@ KERAS = (
     "tests/test_pages.py",
     *(
         f"tests/optimizer/test_{name}.py"
-        for name in ("composition", "keras_arguments", "keras_calls")
+        for name in ("composition", "keras2", "keras_arguments", "keras_calls")
     ),
 )
 

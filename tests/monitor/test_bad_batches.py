@@ -241,27 +241,6 @@ def test_csv_holds_them(family, faulty, tmp_path):
     assert [int(row["nonfinite_losses"]) for row in rows] == [1, 2]
 
 
-def test_several_optimizers_and_applies_in_a_batch(family):
-    """Each optimizer counts its own steps, two in each batch."""
-
-    class Twice(family.keras.Sequential):
-        def train_step(self, batch):
-            for _ in range(2):
-                loss, grads = scaled_gradients(self, batch)
-                pairs = zip(grads, self.trainable_variables)
-                self.optimizer.apply_gradients(list(pairs))
-            return {"loss": loss}
-
-    inner = family.optimizers.SGD(2.0**-8)
-    optimizer = LossScaleOptimizer(inner, DynamicLossScale(2.0**10))
-    model = regression(family, optimizer, model_class=Twice)
-    x, y = data(np.random.default_rng(7), 48)
-    y[[20, 40]] = np.nan
-    (message,) = named(told_of(model, x, y, monitor())[0])
-    assert "4 steps were skipped" in message
-    assert "last at batches 5, 10, " in message
-
-
 class Loop:
     """What a `train_step` of one's own may do with the steps of a batch."""
 
@@ -295,6 +274,14 @@ def looping(family, **how):
     for name, value in how.items():
         setattr(model, name, value)
     return model
+
+
+def test_two_steps_in_each_batch(family):
+    x, y = data(np.random.default_rng(7), 48)
+    y[[20, 40]] = np.nan
+    (message,) = named(told_of(looping(family, times=2), x, y, monitor())[0])
+    assert "4 steps were skipped" in message
+    assert "last at batches 5, 10, " in message
 
 
 def test_three_steps_in_a_batch_of_data_without_a_length(family):

@@ -397,7 +397,7 @@ def small(family, loss_scale, **compile_arguments):
 @pytest.mark.parametrize("every", [None, 1])
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_loop_may_leave_hooks_out(family, capsys, every, begins):
-    model, _ = small(family, DynamicLossScale(64.0))
+    model, _ = small(family, DynamicLossScale(64.0), run_eagerly=True)
     monitor = LossScaleMonitor(every=every)
     monitor.set_model(model)
     if begins:

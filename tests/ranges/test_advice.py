@@ -93,7 +93,6 @@ NESTS = {
 }
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("nest", NESTS)
 def test_what_forward_ranges_says_of_data_that_the_model_casts_helps(

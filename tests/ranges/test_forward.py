@@ -30,7 +30,6 @@ def test_the_layer_that_overflows_needs_float32(family, name):
     assert "dtype=\"float32\", name='hot'" in str(found)
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("name", PATHS)
 def test_no_layer_needs_float32_where_nothing_overflows(family, name):
     found = ranges_of(family, name, is_hot=False)

@@ -26,7 +26,6 @@ def test_the_layer_that_overflows_is_named(family, name):
     assert found.is_hidden == (name == "normalized")
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("name", PATHS)
 def test_nothing_is_named_where_nothing_overflows(family, name):
     found = find_nonfinite(*made(family, name, is_hot=False))

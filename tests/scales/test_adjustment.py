@@ -89,9 +89,7 @@ class TestAVerdictCanOnlyLeaveAStepOut:
 
     @pytest.mark.smoke
     @pytest.mark.parametrize("verdict", APPLY.values(), ids=APPLY)
-    @pytest.mark.parametrize(
-        "mode", [*EAGER_GRAPH_XLA, "v1", "replica", "replica-graph", "cross-replica"]
-    )
+    @pytest.mark.parametrize("mode", [*EAGER_GRAPH_XLA, "v1", "replica-graph"])
     def test_update(self, verdict, mode, mirrored):
         def make():
             return Judges(DynamicLossScale(8.0), verdict)
