@@ -154,6 +154,7 @@ def test_a_skipped_step_leads_to_the_batch_and_to_its_row(run, capsys):
     assert re.match(r"77 forward dense\w*$", told)
 
 
+@pytest.mark.slow
 def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
     with pytest.warns(lossscale.LossScaleWarning, match="was NaN before it was scaled"):
         run(program("trouble", "except FloatingPointError"))

@@ -176,7 +176,8 @@ def test_a_model_that_its_first_batch_builds_and_one_without_statistics(family):
     layers = family.keras.layers
     for parts in ([layers.BatchNormalization()], []):
         model = family.keras.Sequential([*parts, layers.Dense(1)])
-        model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8))
+        model.compile(optimizer, "mse", run_eagerly=True)
         x, y = batches(RUN)
         model.fit(x, y, ROWS, verbose=0, shuffle=False, callbacks=[monitor()])
         assert finite(model)
@@ -302,8 +303,8 @@ def test_what_a_step_leaves_that_was_left_out_is_not_copied(family):
     layers = family.keras.layers
     norm = layers.BatchNormalization(momentum=0.5, name="norm")
     model = family.keras.Sequential([family.keras.Input([1]), norm, layers.Dense(1)])
-    inner = family.optimizers.SGD(0.0)
-    model.compile(LossScaleOptimizer(inner, LeavesOutTheFirst(8.0)), loss="mse")
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), LeavesOutTheFirst(8.0))
+    model.compile(optimizer, loss="mse", run_eagerly=True)
     x = np.array([[4.0], [4.0], [np.nan]], np.float32)
     model.fit(x, x, 1, verbose=0, shuffle=False, callbacks=[monitor()])
     np.testing.assert_array_equal(norm.moving_mean.numpy(), [0.0])

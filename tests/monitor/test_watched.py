@@ -231,6 +231,7 @@ def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
     assert found(tf.zeros_like) == ([], 7)
 
 
+@pytest.mark.slow
 def test_a_monitor_that_watched_another_model_names_its_optimizers_anew(gan):
     monitor = LossScaleMonitor(verbose=0, optimizers=gan.both[0])
     assert "loss_scale" in fit_with_bad_batches(gan, monitor)

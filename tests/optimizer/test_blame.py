@@ -210,14 +210,14 @@ def test_many_bad_losses_in_a_session():
 # Random programs
 
 #: So many programs are in a test, and so many tests are quick.
-CHUNK, QUICK = 5, 1
+CHUNK, QUICK = 4, 1
 
 
 @pytest.mark.parametrize(
     "chunk",
     [
         pytest.param(chunk, marks=[pytest.mark.slow] if chunk >= QUICK else [])
-        for chunk in range(80)
+        for chunk in range(100)
     ],
 )
 def test_a_loss_scale_is_lowered_by_what_an_oracle_says(chunk):

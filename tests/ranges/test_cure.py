@@ -15,7 +15,7 @@ from models import policy_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer, find_nonfinite
 
-QUICK = ("sqrt'(0)", "log(1e-8)", "log of what was lost")
+QUICK = ("sqrt'(0)", "log of what was lost")
 TRIED = "float32 was tried in this layer, and does not help"
 DIVISION = r"division by zero, and add a small number, such as 1e-3, to the divisor"
 LOGARITHM = "logarithm of zero, and add a small number"
