@@ -104,16 +104,15 @@ class Step:
 
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
-        loss_scale, ignored = self._loss_scale, self._division.ignored_losses
         is_finite, largest, learns, grads = check.exact(), check.largest, True, None
-        if ignored is not None:
-            learns = self.rule_learns(is_finite, bundle, ignored)
+        if self._division.ignored_losses is not None:
+            learns = self.rule_learns(is_finite, bundle, self._division.ignored_losses)
         if self._division.is_shared:
             shared = SharedStep.of(self._division)
-            return shared.adjust(loss_scale, is_finite, largest, learns)
-        if not takes_the_flag(loss_scale):
+            return shared.adjust(self._loss_scale, is_finite, largest, learns)
+        if not takes_the_flag(self._loss_scale):
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        return adjust_to_step(loss_scale, is_finite, largest, learns, grads)
+        return adjust_to_step(self._loss_scale, is_finite, largest, learns, grads)
 
     def rule_learns(
         self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses
