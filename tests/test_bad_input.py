@@ -252,13 +252,13 @@ class TestInnerOptimizer:
 
 #: Calls with a name that is nearly right, and the right one.
 MISSPELLED = {
-    "dynamic": lambda: lossscale.get("dynamc"),
+    "dynamic": lambda: lossscale.get("dynam"),
     "torch": lambda: DynamicLossScale.from_preset("trch"),
     "DynamicLossScale": lambda: lossscale.DynamicLosScale,
     "SpikeGuard": lambda: lossscale.deserialize({"class_name": "SpikeGard"}),
     "raise": lambda: lossscale.LossScaleMonitor(on_stall="rais"),
     "patience": lambda: lossscale.LossScaleMonitor(pacience=3),
-    "skip": lambda: lossscale.LossScaleEngine(nonfinite_loss="skipp"),
+    "skip": lambda: lossscale.LossScaleEngine(nonfinite_loss="skp"),
 }
 
 
