@@ -277,8 +277,8 @@ class LossScaleEngine(tf.Module):
     def build(self, variables: List[Variable]) -> None:
         """Notes the variables of all steps, and creates what the reports need.
 
-        Call it if the first step can create no variable. Otherwise the first step does
-        the same.
+        Otherwise the first step does the same, and a `tf.function` around that step is
+        traced twice.
         """
         self.division.witness.note_weights(variables)
         self.record.entry_of(variables, self.loss_scale)

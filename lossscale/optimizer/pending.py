@@ -13,7 +13,7 @@ scale_loss                 SCALED     yes, by what multiplied the last loss
 get_unscaled_gradients     UNSCALED   no, unless they are those that it was given
 ```
 
-Where two lists of gradients or two optimizers meet, five laws hold:
+Where two lists of gradients or two optimizers meet, five rules hold:
 
 1. Where the program shows what a value is, the state is not asked: what
    `get_unscaled_gradients` is given is scaled, and what it returns is unscaled.
@@ -104,7 +104,7 @@ class PendingDivision:
         return is_listed and takes_the_flag(self.loss_scale)
 
     def note_waiting(self, waits: bool) -> None:
-        """Notes whether gradients of its own loss wait to be applied: see law 2."""
+        """Notes whether gradients of its own loss wait to be applied: see rule 2."""
         if self.observer.has_several and self.state is not None:
             self.state.note_waiting(waits)
 

@@ -166,7 +166,10 @@ class Record(tf.Module):
         return op, tf.cast(total + 1, tf.float32)
 
     def counts(self) -> Tensor:
-        """Returns how many steps were skipped for each of `REASONS`, unread."""
+        """Returns how many steps were skipped for each of `REASONS`, as a tensor.
+
+        So the host does not wait for it: a monitor keeps many of these and reads few.
+        """
         size = len(REASONS)
         if self._skipped is None:
             return tf.zeros([size], tf.int64)

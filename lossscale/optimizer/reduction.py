@@ -111,7 +111,11 @@ class SeveralReplicas:
         return Check(is_finite, None, lambda: worst, largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """Whether no replica with finite losses overflowed. For a bad step."""
+        """Whether bad losses alone were at fault. For a bad step.
+
+        A loss was not finite on some replica, and no replica with finite losses
+        overflowed.
+        """
 
         def faults(local: Bundle) -> Tensor:
             is_bad = local.has_bad_loss()

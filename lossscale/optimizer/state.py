@@ -105,6 +105,7 @@ class StepState:
         return tf.logical_and(tf.equal(number, self.given), number != 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
+        """Notes whether unscaled gradients were finite. None: they were not checked."""
         is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
         now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:

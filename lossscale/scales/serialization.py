@@ -121,8 +121,8 @@ def _deserialized(
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         if getattr(cls, "__module__", None) == removed.__name__:
             raise ValueError(removed.sentence(cls.__name__))
-        known = [each.__name__ for each in LossScale.__subclasses__()]
-        near = arguments.did_you_mean(name, [*known, *(custom_objects or {})])
+        names = [subclass.__name__ for subclass in LossScale.__subclasses__()]
+        near = arguments.did_you_mean(name, [*names, *(custom_objects or {})])
         raise ValueError(
             f"`{argument}` must name a LossScale class that is registered, got "
             f"{name!r}.{near} Pass custom_objects={{...}}, or register the class with "
