@@ -8,7 +8,7 @@ from typing import Any as _Any
 if getattr(_sys, "orig_argv", [])[1:3] == ["-m", "lossscale"]:
     _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from lossscale import arguments, compat, presets, removed
+from lossscale import arguments, compat, presets
 from lossscale.compat.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -24,14 +24,14 @@ from lossscale.optimizer import (
 from lossscale.ranges.forward import ForwardRanges, forward_ranges
 from lossscale.ranges.gradient_report import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
-from lossscale.scales.adjustment import Verdict
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.guard import Guard
 from lossscale.scales.headroom import HeadroomLossScale
 from lossscale.scales.serialization import deserialize, get, serialize
 from lossscale.scales.spike_guard import SpikeGuard
-from lossscale.simulation.replay import Simulation, simulate
+from lossscale.simulation import Simulation, simulate
 
 __version__ = "3.1.0"
 
@@ -42,6 +42,7 @@ __all__ = [
     "FixedLossScaleManager",
     "ForwardRanges",
     "GradientRanges",
+    "Guard",
     "HeadroomLossScale",
     "LossScale",
     "LossScaleEngine",
@@ -52,7 +53,6 @@ __all__ = [
     "NonfiniteReport",
     "Simulation",
     "SpikeGuard",
-    "Verdict",
     "all_finite",
     "compat",
     "deserialize",
@@ -67,7 +67,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """Says of a removed name what to write instead."""
+    """Says of a wrong name which one is near."""
     near = arguments.did_you_mean(name, __all__)
-    unknown = f"module {__name__!r} has no attribute {name!r}.{near}"
-    raise AttributeError(removed.sentence(name, unknown))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{near}")

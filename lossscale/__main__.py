@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 import lossscale
-from lossscale import removed
 from lossscale.runtime import keras_versions
 
 
@@ -86,8 +85,7 @@ def main(command_line: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--version", action="version", version=version)
     _, others = parser.parse_known_args(command_line)
     if others:
-        unknown = f"unrecognized arguments: {' '.join(others)}"
-        parser.error(removed.sentence(f"python -m lossscale {others[0]}", unknown))
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     tf.get_logger().setLevel("ERROR")  # tf_keras warns of itself
     print(report(), flush=True)
     return 0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Flag, Scalar
+from lossscale.runtime.aliases import Flag, Tensor
+from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
-from lossscale.scales.uses import value_of
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
@@ -53,7 +53,7 @@ class _StandsOnLossScale(LossScaleManager):
         super().__init__()
         self.loss_scale = loss_scale
         #: What a session's final graph, which takes no operation, has of it.
-        self._in_graph = value_of(loss_scale) if mode.current().runs_parts else None
+        self._in_graph = loss_scale._value() if mode.current().runs_parts else None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loss_scale!r})"
@@ -149,10 +149,12 @@ class ManagerLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.cast(self.manager.get_loss_scale(), tf.float32)
 
-    def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
-        del largest
-        # A manager assigns to its variables itself.
-        return self.manager.update_loss_scale(is_finite)
+    def next_state(self, state: Any, is_finite: Flag) -> Dict[str, Tensor]:
+        del state  # a manager assigns to its variables itself
+        updated = self.manager.update_loss_scale(is_finite)
+        with tf.control_dependencies([group_ops([updated])]):
+            # In a session the manager's operation runs only if another waits for it.
+            return {"last_step_finite": tf.identity(is_finite)}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.manager!r})"

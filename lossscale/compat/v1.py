@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.arithmetic import widened
-from lossscale.optimizer.engine import LossScaleEngine
+from lossscale.optimizer.engine import EngineOfWrapper, Host
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Op
 from lossscale.runtime.graphs import do_not_convert
@@ -99,9 +99,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             )
         super().__init__(False, opt.get_name())  # the inner optimizer may lock
         self._optimizer = opt
-        self._engine = LossScaleEngine._of_wrapper(
-            loss_scale_manager, unscales_in_apply=False, unscales_itself=True
-        )
+        host = Host(unscales_in_apply=False, unscales_itself=True)
+        self._engine = EngineOfWrapper(host, loss_scale_manager)
         # These are TensorFlow's names, so that its checkpoints can be restored.
         self._track_trackable(opt, "base_optimizer")
         self._track_trackable(self.loss_scale, "loss_scale")

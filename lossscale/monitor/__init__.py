@@ -3,9 +3,8 @@
 These files know optimizers. In the order of imports:
 
 * `statistics`: puts back what a bad batch has left in a model;
-* `skips`: which steps an optimizer skipped, and why;
-* `reading`: what is read of an optimizer, and in which batches it skipped steps;
-* `optimizers`: which optimizers are watched;
+* `reading`: which optimizers are watched, what is read of one, and in which batches it
+  skipped steps, and why;
 * `texts`: what is said;
 * `diagnosis`: why steps were skipped;
 * `watched`: one optimizer, when to warn of it, and with which texts;

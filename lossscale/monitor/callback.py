@@ -8,10 +8,10 @@ from typing import Any, Iterator, List, Optional
 
 import tensorflow as tf
 
-from lossscale import arguments, removed
+from lossscale import arguments
 from lossscale.arguments import or_none
 from lossscale.monitor import diagnosis, reading
-from lossscale.monitor.optimizers import given_optimizers, optimizers_of
+from lossscale.monitor.reading import given_optimizers, optimizers_of
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
@@ -106,8 +106,7 @@ class LossScaleMonitor(_Callback):
     ) -> None:
         for name in others:
             near = arguments.did_you_mean(name, _ARGUMENTS.checks)
-            unknown = f"`LossScaleMonitor` takes no argument {name!r}.{near}"
-            raise TypeError(removed.sentence(f"LossScaleMonitor.{name}", unknown))
+            raise TypeError(f"`LossScaleMonitor` takes no argument {name!r}.{near}")
         _ARGUMENTS.keep(
             self,
             patience=patience,

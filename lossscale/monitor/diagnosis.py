@@ -13,12 +13,10 @@ import tensorflow as tf
 
 from lossscale.gradients.check import worst_of_all
 from lossscale.monitor import texts
-from lossscale.monitor.optimizers import attributes_of
-from lossscale.monitor.reading import Batches, Readings
+from lossscale.monitor.reading import Batches, Readings, attributes_of
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import keras_versions
-from lossscale.scales.uses import can_change, unguarded
 
 _NAMED = 5  # the most variables that a message names
 #: A lower loss scale makes no gradient overflow in float32 that is not huge by itself.
@@ -126,10 +124,10 @@ def _of_backward(optimizer: Any, model: Any, readings: Readings) -> str:
         rate = texts.ENDS.format(end="3.4e38" if is_wide else "65504")
     if is_wide and now < _HIGH_IN_FLOAT32:
         return texts.WIDE.format(now=scale_text(now), rate=rate)
-    floor = getattr(unguarded(rule), "min_loss_scale", 0.0)
-    if now <= 1.0 and (now <= floor or not can_change(rule)):
+    floor = getattr(rule, "min_loss_scale", 0.0)
+    if now <= 1.0 and (now <= floor or not rule._can_change):
         return texts.UNSCALED.format(now=scale_text(now), rate=rate)
-    if not can_change(rule):
+    if not rule._can_change:
         return texts.FIXED + texts.IF_NOT
     if now <= floor:
         return texts.FLOOR.format(floor=scale_text(floor)) + texts.IF_NOT
@@ -174,9 +172,8 @@ def infinite_statistics(model: Any) -> List[Any]:
 
 def backoffs(loss_scale: Any, high: float, low: float) -> float:
     """Returns how often a scale backs off from `high` to `low`, infinite if unknown."""
-    rule = unguarded(loss_scale)
-    multiplier = getattr(rule, "multiplier", None)
-    backoff = getattr(rule, "backoff_factor", None) or 1 / (multiplier or 1)
+    multiplier = getattr(loss_scale, "multiplier", None)
+    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
     if low >= high:
         return 0
     if backoff >= 1 or low <= 0:

@@ -1,18 +1,60 @@
-"""What a monitor reads of an optimizer, and in which batches it skipped steps."""
+"""Which optimizers a monitor watches, what it reads of one, and in which batches."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from lossscale.monitor.skips import Skips, skips_in
+from lossscale.arguments import shown
+from lossscale.optimizer import LossScaleOptimizer
+from lossscale.optimizer.record import GRADIENTS, KEPT, LEFT_OUT, Record
 from lossscale.runtime import keras_versions
 from lossscale.scales.headroom import FLOAT16_MAX
-from lossscale.scales.uses import guard_of, shown_value
+from lossscale.scales.spike_guard import SpikeGuard
+
+
+class Skips(NamedTuple):
+    """Which steps an optimizer itself skipped since this process began, and why."""
+
+    total: int = 0
+    #: Those of them at which the unscaled loss was not finite.
+    losses: int = 0
+    #: Those of them that were finite, and left out by the loss scale.
+    left_out: int = 0
+    #: How many in a row, up to the last step, were not left out; 0 if it was applied.
+    in_a_row: int = 0
+    #: The last ones of these for which the unscaled loss was at fault.
+    bad_losses: int = 0
+    #: Of the last few, oldest first, the number and the reason: see `Record.skipped`.
+    last: Tuple[Tuple[int, str], ...] = ()
+
+    @property
+    def nonfinite(self) -> int:
+        """How many were skipped that were not finite."""
+        return self.total - self.left_out
+
+
+def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
+    """Returns what a record says. `in_a_row` is the loss scale's own count."""
+    (gradients, inf, nan, left_out), last = record.skipped()
+    total = gradients + inf + nan + left_out
+    number, run, losses = applied + total, 0, 0
+    for step, reason in reversed(last):
+        number -= 1
+        if step != number or reason == LEFT_OUT:
+            break
+        losses += losses == run and reason != GRADIENTS
+        run += 1
+    # The record has only the last steps. Of more, the loss scale's count is used.
+    run, losses = (
+        in_a_row if steps == KEPT else min(steps, in_a_row) for steps in (run, losses)
+    )
+    return Skips(total, inf + nan, left_out, run, losses, tuple(last))
+
 
 _MARKS = 4096  # so many batches of an epoch are told apart
 
@@ -44,19 +86,19 @@ class Reading(NamedTuple):
 def read(optimizer: Any) -> Reading:
     """Reads an optimizer's counters and its loss scale from the device."""
     loss_scale = optimizer.loss_scale
-    largest, guard = loss_scale.last_largest, guard_of(loss_scale)
+    largest, guard = loss_scale.last_largest, optimizer.guard
     # With numpy(), since a mirrored variable has no int().
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
     applied = int(optimizer.applied_steps.numpy())
-    ignored_losses = optimizer.engine.division.ignored_losses
+    ignored_losses = optimizer.engine.ignored_losses
     return Reading(
-        shown_value(loss_scale),
+        loss_scale._to_show(),
         skipped,
         applied,
         skips_in(optimizer.engine.record, applied, in_a_row),
         None if largest is None else float(largest.numpy()),
-        None if guard is None else int(guard.spikes.numpy()),
+        int(guard.spikes.numpy()) if isinstance(guard, SpikeGuard) else None,
         0 if ignored_losses is None else int(ignored_losses.counted.numpy()),
     )
 
@@ -153,3 +195,80 @@ class Batches:
         listed = ", ".join(dict.fromkeys(places))
         unit = "batch" if listed.isdigit() else "batches"
         return f", at {unit} {listed}, counted from 0" if listed else ""
+
+
+_NONE_FOUND = """\
+`model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
+
+    model.compile(lossscale.LossScaleOptimizer(optimizer), ...)
+
+or, for optimizers that are not attributes of the model,
+
+    LossScaleMonitor(optimizers={{"name": optimizer}})
+"""
+_WRAPPED_BY_KERAS = """\
+, Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
+
+
+def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
+    """Returns the optimizers of the argument `name`. A single one has an empty name."""
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, dict):
+        optimizers = dict(value)
+    elif len(listed) == 1:
+        optimizers = {"": listed[0]}
+    else:
+        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(listed)}
+    are_named = all(isinstance(key, str) for key in optimizers)
+    are_ours = all(
+        isinstance(optimizer, LossScaleOptimizer) for optimizer in optimizers.values()
+    )
+    if not (optimizers and are_named and are_ours):
+        raise TypeError(
+            f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or a "
+            f"dict of them by name, got {shown(value)}. Pass the wrapper: "
+            "lossscale.LossScaleOptimizer(optimizer)."
+        )
+    return optimizers
+
+
+def optimizers_of(model: Any) -> Dict[str, Any]:
+    """Returns the optimizers of a model by the names of its attributes, or raises.
+
+    They are the compiled one, and those in its attributes, as a GAN has them. A single
+    one has an empty name.
+    """
+    compiled = getattr(model, "optimizer", None)
+    pairs = [("optimizer", compiled), *attributes_of(model)]
+    optimizers: Dict[str, Any] = {}
+    for name, value in pairs:
+        is_new = not any(value is other for other in optimizers.values())
+        if isinstance(value, LossScaleOptimizer) and is_new:
+            optimizers[name.strip("_")] = value
+    if optimizers:
+        return (
+            optimizers if len(optimizers) > 1 else dict(zip([""], optimizers.values()))
+        )
+    # A user with other optimizers may not know the one that Keras compiles by default.
+    others = [
+        f"model.{name.strip('_')} = {shown(value)}"
+        for name, value in pairs
+        if hasattr(value, "apply_gradients") and value is not compiled
+    ]
+    got = ", ".join(others) or shown(compiled)
+    why = (
+        _WRAPPED_BY_KERAS
+        if keras_versions.is_own_wrapper(compiled) and not others
+        else ""
+    )
+    raise TypeError(_NONE_FOUND.format(got=got, why=why))
+
+
+def attributes_of(model: Any) -> Iterator[Tuple[str, Any]]:
+    """Yields what is in a model's attributes, also in lists and dicts, with names."""
+    for name, thing in vars(model).items():
+        if not isinstance(thing, (dict, list, tuple)):
+            yield name, thing
+        elif not name.startswith("_"):  # Keras keeps the objects that it tracks there
+            items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            yield from ((f"{name}_{key}", value) for key, value in items)

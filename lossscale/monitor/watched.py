@@ -11,7 +11,6 @@ from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.scales.spike_guard import SpikeGuard
-from lossscale.scales.uses import can_change, unguarded
 
 _BAD_LOSSES = 3  # warn after so many losses in a row that were bad before scaling
 _DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504
@@ -69,7 +68,7 @@ class Watched:
         if now.applied == 0:
             scale = self.optimizer.loss_scale
             lowered = diagnosis.backoffs(scale, before.loss_scale, now.loss_scale)
-            lowered *= int(getattr(unguarded(scale), "hysteresis", 1))
+            lowered *= int(getattr(scale, "hysteresis", 1))
             stuck = max(skips.nonfinite - before.skips.nonfinite - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
             is_stall = is_stall and self._stuck >= self._patience
@@ -150,8 +149,7 @@ class Watched:
         skipped = [pair for pair in skipped if pair[0] >= before.skips.total]
         bad = [(number, WORDS[why]) for number, why in skipped if why in WORDS]
         # A guard's own spikes have a message of their own.
-        is_guard = scale.left_out_as == SpikeGuard.left_out_as
-        reason = "" if is_guard else scale.left_out_as
+        reason = self._own_reason
         left_out = [n for n, why in skipped if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
         is_overflow = is_new and bool(skipped) and skipped[-1][1] == GRADIENTS
@@ -180,7 +178,7 @@ class Watched:
                     rows=rows,
                 )
             )
-            if can_change(scale) and not self.optimizer.engine.skips_losses:
+            if scale._can_change and not self.optimizer.engine.skips_losses:
                 said.append(
                     texts.BAD_LOSS_COUNTED.format(
                         before=scale_text(before.loss_scale),
@@ -279,14 +277,21 @@ class Watched:
         if losses:
             line += f" Steps skipped for a loss that was not finite: {losses}."
         left_out = now.skips.left_out - start.skips.left_out
-        reason = self.optimizer.loss_scale.left_out_as
-        if left_out and reason != SpikeGuard.left_out_as:
+        reason = self._own_reason
+        if left_out and reason:
             line += f" Steps left out as {reason}: {left_out}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
         if not math.isnan(self.readings.headroom):
             line += f" Headroom: {self.readings.headroom:.1f} doublings."
         return line
+
+    @property
+    def _own_reason(self) -> str:
+        """What a guard leaves out, unless its reports are those of a SpikeGuard."""
+        guard = self.optimizer.guard
+        is_own = guard is not None and not isinstance(guard, SpikeGuard)
+        return guard.left_out_as if is_own else ""
 
     def _skipped(self, reading: Reading) -> int:
         """Returns the skipped steps: only its own ones if the loss scale is shared."""

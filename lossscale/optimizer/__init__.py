@@ -3,11 +3,11 @@
 This package knows loss scales, gradients and replicas, but not how a loss scale moves.
 In the order of its imports:
 
-* `state`: the stage of a step, on the device: nothing, scaled or unscaled;
-* `pending`: is a division pending, and what divides each gradient?
-* `communication`: sums of gradients over the replicas in float16;
+* `uses`: what becomes of one loss scale, for all optimizers that share it;
+* `pending`: is a division pending, and what divides each gradient? The last call of
+  ours, on the device: none, one that scaled or one that unscaled;
 * `record`: why the last steps were skipped: not finite, a bad loss, or a spike;
-* `reduction`: one flag of one replica or several;
+* `reduction`: one flag of one replica or several, and sums of gradients in float16;
 * `sharing`: one step of several optimizers that share a loss scale;
 * `step`: one step: prepare, check, reduce, adjust, apply or skip;
 * `engine`: `LossScaleEngine`, the loss scaling of one optimizer, of whatever framework.
@@ -15,10 +15,9 @@ In the order of its imports:
 * `dialect`: what one Keras's optimizers are called, hold and save;
 * `wrappers`: which wrapper for which optimizer;
 * `keras_arguments`: the arguments, configs and states of Keras's own wrappers;
-* `attributes`: attributes of a wrapper that the inner optimizer or loss scale holds;
+* `files`: what Keras's files and lists of weights hold of a wrapper;
 * `base`: `LossScaleOptimizer`, what the wrappers for both Keras versions share: each
   holds an engine and a dialect;
-* `files`: what Keras's files and lists of weights hold of a wrapper;
 * `keras2`, `keras3`: the wrappers, with their dialects. Saved files name these two
   modules, so neither may be renamed.
 

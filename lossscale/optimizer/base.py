@@ -7,14 +7,17 @@ import inspect
 from typing import Any, Dict, Iterable, List, Optional
 
 from lossscale import arguments
-from lossscale.optimizer import keras_arguments, wrappers
-from lossscale.optimizer.attributes import answered
-from lossscale.optimizer.dialect import Dialect, InnerSum
-from lossscale.optimizer.engine import LossScaleEngine
+from lossscale.optimizer import files, keras_arguments, wrappers
+from lossscale.optimizer.dialect import Dialect, InnerSum, answered
+from lossscale.optimizer.engine import EngineOfWrapper, Host, LossScaleEngine
 from lossscale.optimizer.record import NonfiniteGradient, Spike
 from lossscale.runtime.aliases import Grad, Grads, Tensor
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
+from lossscale.scales.guard import Guard
+
+#: For `with_loss_scale`: the guard stays.
+KEPT = "kept"
 
 
 class LossScaleOptimizer:
@@ -41,6 +44,8 @@ class LossScaleOptimizer:
         `LossScale`, or a number, which applies all steps. Several optimizers may share
         one.
       name: A string, the optimizer's name.
+      guard: A `Guard`, such as a `SpikeGuard`, which may leave finite steps out, or
+        None.
       dynamic: A boolean, Keras 2's argument: False means a fixed `initial_scale`.
       initial_scale: A number, Keras's name for the first loss scale.
       dynamic_growth_steps: An integer, Keras's name for `increment_period`.
@@ -91,6 +96,7 @@ class LossScaleOptimizer:
         *,
         dynamic: Optional[bool] = None,
         initial_scale: Optional[float] = None,
+        guard: Any = None,
         communication_dtype: Optional[str] = None,
         nonfinite_loss: str = "backoff",
         **kwargs: Any,
@@ -110,13 +116,14 @@ class LossScaleOptimizer:
         ours = keras_arguments.as_ours(passed, by_position)
         name = ours["name"]
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
-        engine = LossScaleEngine._of_wrapper(
+        # No partial: `copy` would copy the optimizer in it once more, and fail.
+        count = lambda: dialect.applied_steps(inner_optimizer)  # noqa: E731
+        engine = EngineOfWrapper(
+            Host(count, unscales_in_apply=dialect.unscales_in_apply),
             ours["loss_scale"],
+            guard=guard,
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
-            # No partial: `copy` would copy the optimizer in it once more, and fail.
-            applied_steps=lambda: dialect.applied_steps(inner_optimizer),
-            unscales_in_apply=dialect.unscales_in_apply,
         )
         name = name or "loss_scale_optimizer"
         construct: Any = super().__init__  # of Keras's own wrapper
@@ -126,7 +133,10 @@ class LossScaleOptimizer:
         self.__dict__.update(_loss_scale=engine.loss_scale)
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(engine.loss_scale, "loss_scale")
+        if engine.guard is not None:
+            track(engine.guard, "guard")
         track(engine.record, "faults")
+        files.check_names(engine._state_variables())
         # After the loss scale: what is restored at once into that one resets these.
         for key, variable in engine._saved().items():
             track(variable, key)
@@ -148,6 +158,11 @@ class LossScaleOptimizer:
     def loss_scale(self) -> LossScale:
         """The `LossScale`. Where a number is expected, it acts as its current value."""
         return self._engine.loss_scale
+
+    @property
+    def guard(self) -> Optional[Guard]:
+        """The `Guard` that may leave out finite steps, or None."""
+        return self._engine.guard
 
     @property
     def applied_steps(self) -> Any:
@@ -277,6 +292,9 @@ class LossScaleOptimizer:
             inner = wrapper._dialect.deserialize(inner, custom_objects)
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
+        if isinstance(config.get("guard"), dict):
+            guard = serialization.deserialize(config["guard"], custom_objects)
+            config["guard"] = guard
         return cls._of(inner, loss_scale, config)
 
     @classmethod
@@ -296,6 +314,7 @@ class LossScaleOptimizer:
         cls,
         optimizer: Any,
         *,
+        guard: Any = None,
         communication_dtype: Optional[str] = None,
         nonfinite_loss: str = "backoff",
     ) -> Any:
@@ -311,6 +330,7 @@ class LossScaleOptimizer:
 
         Args:
           optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
+          guard: As in the constructor.
           communication_dtype: As in the constructor.
           nonfinite_loss: As in the constructor.
 
@@ -330,9 +350,11 @@ class LossScaleOptimizer:
         others = {} if dtype is None else {"communication_dtype": dtype}
         if nonfinite_loss != "backoff":
             others["nonfinite_loss"] = nonfinite_loss
+        if guard is not None:
+            others["guard"] = guard
         return cls._of(inner, loss_scale, others)
 
-    def with_loss_scale(self, loss_scale: Any) -> Any:
+    def with_loss_scale(self, loss_scale: Any, *, guard: Any = KEPT) -> Any:
         """Returns an optimizer that continues from this one with another loss scale.
 
         It takes over the inner optimizer, and so `iterations`, slots and the learning
@@ -347,8 +369,9 @@ class LossScaleOptimizer:
         Call it eagerly, between two steps, in the scope of the strategy.
 
         Args:
-          loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)`
-            continues with the state of the old one.
+          loss_scale: As in the constructor. `optimizer.loss_scale` continues with the
+            old one.
+          guard: As in the constructor. `"kept"`: this optimizer's, with its state.
 
         Returns:
           A `LossScaleOptimizer` of the same class with the same name and
@@ -365,6 +388,8 @@ class LossScaleOptimizer:
         engine._check_can_be_replaced()
         loss_scale = engine._usable(loss_scale)
         others = {"name": self.name, **engine._options()}
+        if not (isinstance(guard, str) and guard == KEPT):
+            others["guard"] = serialization.get_guard(guard)
         self._dialect.release(inner)
         try:
             other = self._of(inner, loss_scale, others)
@@ -383,6 +408,8 @@ class LossScaleOptimizer:
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._engine._options(),
         }
+        if self.guard is not None:
+            config["guard"] = serialization.serialize(self.guard)
         return dict(keras_arguments.plain(config))
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
@@ -391,7 +418,7 @@ class LossScaleOptimizer:
         inner = copy.deepcopy(self.inner_optimizer, memo)
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)
-        options = self._engine._options()
+        options = copy.deepcopy(self._engine._options(), memo)
         copied = type(self)(inner, loss_scale, name=self.name, **options)
         copied.engine._take_level_of(self._engine)
         return copied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
@@ -9,23 +10,48 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import NO_CHECK, Check, dense_part
-from lossscale.optimizer import communication
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
-from lossscale.optimizer.reduction import EqualReplicas, Reduction, SeveralReplicas
+from lossscale.optimizer.reduction import (
+    EqualReplicas,
+    Reduction,
+    SeveralReplicas,
+    refuse_dtype,
+    summed,
+)
 from lossscale.optimizer.step import Step
 from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
+from lossscale.scales.guard import Guard
 from lossscale.scales.ignored_losses import IgnoredLosses, count_ignored_steps
-from lossscale.scales.uses import multiplies_itself, scale_for
 
 _DICT = """\
 `loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
 its losses up, scale_loss(sum(losses.values())), or scale each: \
 {{name: scale_loss(each) for name, each in losses.items()}}."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a wrapper that holds an engine does itself, or its inner optimizer.
+
+    Attributes:
+      applied_steps: Returns the variable of the number of applied steps. None: there is
+        none, and no record.
+      unscales_in_apply: Whether `apply` divides gradients if it is not known whether
+        anybody has scaled or unscaled them: Keras 3's own wrapper does, Keras 2's does
+        not.
+      unscales_itself: Whether the code that computes the gradients calls `unscale` for
+        all of them, as in TensorFlow 1. Then `apply` divides none that may be unscaled,
+        never warns, and counts each step, also if the loss scale is shared.
+    """
+
+    applied_steps: Optional[Callable[[], Any]] = None
+    unscales_in_apply: bool = True
+    unscales_itself: bool = False
 
 
 class LossScaleEngine(tf.Module):
@@ -51,6 +77,8 @@ class LossScaleEngine(tf.Module):
     Args:
       loss_scale: Whatever `lossscale.get` accepts, except None. Engines may share one:
         it counts a step as bad if the gradients of any of them were not finite.
+      guard: A `Guard`, such as a `SpikeGuard`, which may leave out finite steps of this
+        engine, or None.
       communication_dtype: `"float16"`, `"bfloat16"` or None: see `LossScaleOptimizer`.
         If it is given, `apply` adds the gradients up, and your function must not.
       nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`.
@@ -64,6 +92,8 @@ class LossScaleEngine(tf.Module):
     """
 
     _is_replaced = False
+    #: The wrapper that holds this engine. None: it is the user's own.
+    _host: Optional[Host] = None
     #: The variable of applied steps, if nobody else counts them.
     _counted: Optional[Variable] = None
 
@@ -71,74 +101,54 @@ class LossScaleEngine(tf.Module):
         self,
         loss_scale: Any = "dynamic",
         *,
+        guard: Any = None,
         communication_dtype: Any = None,
         nonfinite_loss: str = "backoff",
     ) -> None:
-        self._set_up(
-            loss_scale,
-            communication_dtype=communication_dtype,
-            nonfinite_loss=nonfinite_loss,
-            applied_steps=lambda: self._counted,
-        )
-        self.division.witness.note_kind(self.division, type(self).__name__)
-        counted = replicas.new_variable("applied_steps", 0, tf.int64)
-        self._track_trackable(counted, "applied_steps")  # its key in checkpoints
-        self.__dict__.update(_counted=counted)
-        for name, variable in self._saved().items():
-            self._track_trackable(variable, name)
-
-    @classmethod
-    def _of_wrapper(cls, *args: Any, **kwargs: Any) -> LossScaleEngine:
-        engine = cls.__new__(cls)
-        engine._set_up(*args, **kwargs)
-        return engine
-
-    def _set_up(
-        self,
-        loss_scale: Any,
-        communication_dtype: Any = None,
-        nonfinite_loss: str = "backoff",
-        *,
-        applied_steps: Optional[Callable[[], Any]] = None,
-        unscales_in_apply: bool = True,
-        unscales_itself: bool = False,
-    ) -> None:
-        """Sets up an engine. The constructor is the part of it that users need.
-
-        `applied_steps` returns the variable of the number of applied steps. None: there
-        is none, and no record. `unscales_in_apply` tells whether `apply` divides
-        gradients if it is not known whether anybody has scaled or unscaled them: Keras
-        3's own wrapper does, Keras 2's does not. `unscales_itself` tells whether the
-        code that computes the gradients calls `unscale` for all of them, as in
-        TensorFlow 1. Then `apply` divides none that may be unscaled, never warns, and
-        counts each step, also if the loss scale is shared.
-        """
         super().__init__(name="loss_scale_engine")
         dtype = communication_dtype
         dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
         check = arguments.or_none(arguments.choice, allowed=("float16", "bfloat16"))
         self.communication_dtype: Optional[str] = check("communication_dtype", dtype)
         if self.communication_dtype is not None:
-            communication.refuse_dtype(self.communication_dtype)
+            refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
         replicas.refuse_tpu()
+        #: Its attribute is its key in checkpoints.
+        self.guard: Optional[Guard] = serialization.get_guard(guard)
         self.loss_scale = self._usable(loss_scale)
+        if self.guard is not None:
+            self.loss_scale.keep_largest()
+        host = self._host or Host(applied_steps=lambda: self._counted)
         self.division = PendingDivision(
             self.loss_scale,
-            unscales_in_apply=unscales_in_apply,
-            unscales_itself=unscales_itself,
+            unscales_in_apply=host.unscales_in_apply,
+            unscales_itself=host.unscales_itself,
         )
-        self.__dict__.update(_applied_steps=applied_steps)
+        self.__dict__.update(_applied_steps=host.applied_steps)
         #: Why steps were skipped. The object that a SavedModel of a training step holds
         #: must track it, since the step needs its variables.
-        self.record = Record(applied_steps)
+        self.record = Record(host.applied_steps)
         self.record.kept.update(self.division.variables())
+        #: Which bad losses the loss scale ignores. None: it ignores none.
+        self.ignored_losses: Optional[IgnoredLosses] = None
         if self.skips_losses:
             count_ignored_steps(self.loss_scale)
-            ignored_losses = IgnoredLosses(applied_steps)
-            self.division.ignored_losses = ignored_losses
-            self.record.kept["bad_losses_counted"] = ignored_losses.counted
+            self.ignored_losses = IgnoredLosses(host.applied_steps)
+            self.division.uses.ignored_losses.add(self.ignored_losses)
+            self.record.kept["bad_losses_counted"] = self.ignored_losses.counted
+        if self._host is None:
+            self._count_steps()
+
+    def _count_steps(self) -> None:
+        """Begins to count applied steps. Checkpoints hold all that this engine has."""
+        self.division.mistakes.kind = type(self).__name__
+        counted = replicas.new_variable("applied_steps", 0, tf.int64)
+        self._track_trackable(counted, "applied_steps")  # its key in checkpoints
+        self.__dict__.update(_counted=counted)
+        for name, variable in self._saved().items():
+            self._track_trackable(variable, name)
 
     def _usable(self, loss_scale: Any) -> LossScale:
         usable = serialization.get(loss_scale)
@@ -149,32 +159,42 @@ class LossScaleEngine(tf.Module):
             )
         if usable.checks_gradients:
             return usable
-        if self.communication_dtype == "float16":
-            raise ValueError(
-                "`loss_scale` must be one that checks gradients with "
-                f"communication_dtype='float16', got a {type(usable).__name__} that "
-                "checks none: a sum that overflows would make weights infinite. Write "
-                "FixedLossScale(..., skip_nonfinite=True), or "
-                "communication_dtype='bfloat16'."
-            )
-        if self.skips_losses:
-            raise ValueError(
-                "`loss_scale` must be one that checks gradients with "
-                f"nonfinite_loss='skip', got a {type(usable).__name__} that checks "
-                "none, with which every step is applied. Write "
-                "FixedLossScale(..., skip_nonfinite=True)."
-            )
+        all_applied = ", with which every step is applied"
+        infinite = ": a sum that overflows would make weights infinite"
+        bfloat16 = ", or communication_dtype='bfloat16'"
+        needs_check = {
+            "communication_dtype='float16'": (
+                self.communication_dtype == "float16",
+                infinite,
+                bfloat16,
+            ),
+            "a guard": (self.guard is not None, all_applied, ""),
+            "nonfinite_loss='skip'": (self.skips_losses, all_applied, ""),
+        }
+        for what, (is_given, harm, otherwise) in needs_check.items():
+            if is_given:
+                raise ValueError(
+                    f"`loss_scale` must be one that checks gradients with {what}, got "
+                    f"a {type(usable).__name__} that checks none{harm}. Write "
+                    f"FixedLossScale(..., skip_nonfinite=True){otherwise}."
+                )
         return usable
 
     def _options(self) -> Dict[str, Any]:
         """Returns the arguments that older releases do not know, if they are set."""
         dtype = self.communication_dtype
         options = {} if dtype is None else {"communication_dtype": dtype}
+        if self.guard is not None:
+            options["guard"] = self.guard
         return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
 
+    def _state_variables(self) -> List[Variable]:
+        """Returns the variables of the loss scale, then those of the guard."""
+        of_guard = () if self.guard is None else self.guard.variables
+        return [*self.loss_scale.variables, *of_guard]
+
     def _saved(self) -> Dict[str, Variable]:
-        ignored_losses = self.division.ignored_losses
-        return {} if ignored_losses is None else ignored_losses.saved
+        return {} if self.ignored_losses is None else self.ignored_losses.saved
 
     @property
     def applied_steps(self) -> Any:
@@ -186,11 +206,12 @@ class LossScaleEngine(tf.Module):
         """Begins a step, as `LossScaleOptimizer.scale_loss`."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
-        if isinstance(loss, dict) and not multiplies_itself(self.loss_scale):
+        multiplies_itself = self.loss_scale._overridden & {"scale", "scale_by"}
+        if isinstance(loss, dict) and not multiplies_itself:
             raise TypeError(_DICT.format(arguments.shown(loss)))
         if self._is_replaced:
             self._refuse()
-        return scale_for(self.loss_scale, loss, owner=self.division)
+        return self.loss_scale._scaled(loss, owner=self.division)
 
     @do_not_convert
     def unscale(self, grads: Iterable[Grad]) -> Grads:
@@ -258,7 +279,6 @@ class LossScaleEngine(tf.Module):
         if self._is_replaced:
             self._refuse()
         check_shapes(grads, variables)
-        self.division.witness.note_weights(variables)
         bundle = self.division.resolve(grads, variables)
         if check is not NO_CHECK:
             bundle = bundle.but(check=check & bundle.check)
@@ -267,11 +287,12 @@ class LossScaleEngine(tf.Module):
         reduction: Reduction = EqualReplicas()
         if self.communication_dtype is not None:
             dtype = self.communication_dtype
-            bundle = communication.summed(bundle, self.loss_scale, dtype)
+            bundle = summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)
-        entry = self.record.entry_of(variables, self.loss_scale)
-        step = Step(self.division, reduction, entry)
+        entry = self.record.entry_of(variables, self.loss_scale, self.guard)
+        mine = self.loss_scale, self.guard, self.ignored_losses, self.division
+        step = Step(*mine, reduction, entry)
         return step.run(bundle, lambda true_grads: apply_fn(true_grads, variables))
 
     def build(self, variables: List[Variable]) -> None:
@@ -280,8 +301,8 @@ class LossScaleEngine(tf.Module):
         Otherwise the first step does the same, and a `tf.function` around that step is
         traced twice.
         """
-        self.division.witness.note_weights(variables)
-        self.record.entry_of(variables, self.loss_scale)
+        self.division.uses.kinds.note_variables(variables)
+        self.record.entry_of(variables, self.loss_scale, self.guard)
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """As `LossScaleOptimizer.nonfinite_gradients`."""
@@ -325,6 +346,14 @@ class LossScaleEngine(tf.Module):
             "model.compile(optimizer.with_loss_scale(...), ...), and create each "
             "tf.function again."
         )
+
+
+class EngineOfWrapper(LossScaleEngine):
+    """The engine of a wrapper. What it saves the wrapper tracks."""
+
+    def __init__(self, host: Host, *args: Any, **options: Any) -> None:
+        self._host = host
+        super().__init__(*args, **options)
 
 
 def check_shapes(grads: Grads, variables: List[Variable]) -> None:

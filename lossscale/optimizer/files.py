@@ -5,16 +5,14 @@ Names and orders are file format: files of all releases since 0.1.0 must load.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
-from typing import Any, Dict, List, Set
+from typing import Any, List
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.runtime.aliases import Variable
 from lossscale.runtime.loss_scale_warning import warn
-from lossscale.scales.base import LossScale
 from lossscale.scales.ignored_losses import SINCE_3_1_0
 
 #: Variables that files of 0.1.0 do not hold, and those that files of 3.0.0 do not hold.
@@ -34,28 +32,15 @@ the optimizer trains. They begin with their first values.
 """
 
 
-def names_in_files(loss_scale: LossScale) -> Dict[str, Variable]:
-    """Returns a loss scale's variables by their names in Keras's files.
-
-    A variable is called as it was created. If a loss scale holds another one, several
-    variables may be called `skipped_steps`. Each of these has its path as its name:
-    `skipped_steps` is the outer one's, `loss_scale/skipped_steps` the inner one's.
-    """
-    variables = loss_scale.variables
-    # tf.Module documents this method for its subclasses.
-    reached = loss_scale._flatten(
-        predicate=lambda value: isinstance(value, tf.Variable), with_path=True
-    )
-    paths: Dict[int, str] = {}
-    for path, variable in reached:
-        paths.setdefault(id(variable), "/".join(map(str, path)))
+def check_names(variables: List[Variable]) -> None:
+    """Raises if two variables have one name, of which a file would hold only one."""
     names = [plain_name(variable) for variable in variables]
-    with_path = [paths.get(id(v), name) for v, name in zip(variables, names)]
-    clash = _clashing(names)
-    mixed = [path if name in clash else name for name, path in zip(names, with_path)]
-    # A path can be the name of another variable.
-    names = with_path if _clashing(mixed) else mixed
-    return dict(zip(names, variables))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            "The variables of a loss scale and a guard must have different names, got "
+            f"two called {twice[0]!r}. Files hold one of each name."
+        )
 
 
 def plain_name(variable: Variable) -> str:
@@ -63,28 +48,10 @@ def plain_name(variable: Variable) -> str:
     return str(variable.name).split(":")[0]
 
 
-def _clashing(names: List[str]) -> Set[str]:
-    """Returns the names that occur twice, or are a folder in the path of another."""
-    parts = [name.split("/") for name in names]
-    counts = Counter("/".join(p[:end]) for p in parts for end in range(1, len(p) + 1))
-    return {name for name in names if counts[name] > 1}
-
-
 def in_order(variables: List[Variable]) -> List[Variable]:
     """Returns a wrapper's own variables in the order of Keras 2's files."""
     places = {name: place for place, name in enumerate(_NEWER)}
     return sorted(variables, key=lambda v: places.get(plain_name(v), -1))
-
-
-def under_names(variables: List[Variable], loss_scale: LossScale) -> List[Variable]:
-    """Returns variables under their names in files, as Keras 2 writes .h5 files."""
-    names = {id(v): name for name, v in names_in_files(loss_scale).items()}
-    return [
-        variable
-        if names.get(id(variable)) in {None, plain_name(variable)}
-        else Renamed(variable, f"{names[id(variable)]}:0")
-        for variable in variables
-    ]
 
 
 def is_count_of(count: int, inner: List[Variable], ours: List[Variable]) -> bool:
@@ -99,59 +66,6 @@ def is_count_of(count: int, inner: List[Variable], ours: List[Variable]) -> bool
     # A file of a run with nonfinite_loss="skip", into an optimizer without it.
     with_skip = set() if newer else {older + len(SINCE_3_1_0)}
     return count in {len(inner), older - since, older, *with_skip}
-
-
-class Renamed(tf.Variable):
-    """A variable under another name. All else is the variable's own."""
-
-    def __init__(self, variable: Variable, name: str) -> None:
-        object.__getattribute__(self, "__dict__").update(renamed=variable, name=name)
-
-    def __getattribute__(self, attribute: str) -> Any:
-        held = object.__getattribute__(self, "__dict__")
-        if attribute in {"__class__", "__dict__"}:
-            return object.__getattribute__(self, attribute)
-        return (
-            held["name"] if attribute == "name" else getattr(held["renamed"], attribute)
-        )
-
-    # Python looks for these in the class.
-
-    def __repr__(self) -> str:
-        return repr(vars(self)["renamed"])
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.array(self.numpy(), *args, **kwargs)
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
-
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-
-def _as_tensor(
-    value: Any, dtype: Any = None, name: Any = None, as_ref: bool = False
-) -> Any:
-    del as_ref
-    return tf.convert_to_tensor(value.value(), dtype=dtype, name=name)
-
-
-tf.register_tensor_conversion_function(Renamed, _as_tensor, 0)
-
-
-def holds(store: Any, name: str) -> bool:
-    """Whether a file holds a value of this name, or of this path."""
-    folder, _, path = name.partition("/")
-    if folder not in store.keys():  # noqa: SIM118 - Keras 3.3's store has no `in`
-        return False
-    try:
-        return not path or store[name] is not None
-    except (KeyError, ValueError):  # ValueError: `folder` is a value
-        return False
 
 
 def fits(variable: Any, value: Any) -> bool:

@@ -17,9 +17,8 @@ import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, unscale_and_check
 from lossscale.optimizer import files, wrappers
-from lossscale.optimizer.attributes import delegated, forwarded
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.dialect import Dialect
+from lossscale.optimizer.dialect import Dialect, delegated, forwarded
 from lossscale.runtime import float16_weights, keras_versions, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -260,14 +259,14 @@ class Keras2Base(LossScaleOptimizer):
 
     def _own_variables(self) -> List[Variable]:
         saved = self._engine._saved().values()
-        return files.in_order([*self.loss_scale.variables, *saved])
+        return files.in_order([*self._engine._state_variables(), *saved])
 
     def _all_variables(self) -> List[Variable]:
         inner = self._dialect.variables_of(self.inner_optimizer)
         return [*inner, *self._own_variables()]
 
     def _listed_variables(self) -> List[Variable]:
-        return files.under_names(self._all_variables(), self.loss_scale)
+        return self._all_variables()
 
 
 class _Name(str):

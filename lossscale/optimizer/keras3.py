@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from lossscale.gradients.check import NO_CHECK, Check, checked, worst_of_each
 from lossscale.optimizer import files, wrappers
-from lossscale.optimizer.attributes import answered, delegated, forwarded
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.dialect import Dialect
-from lossscale.provenance.witness import Witness
+from lossscale.optimizer.dialect import Dialect, answered, delegated, forwarded
+from lossscale.provenance.kinds import SCALED, UNKNOWN, Kind
+from lossscale.provenance.origins import before
 from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -229,10 +229,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, and multiplies them again:
         # they are scaled all the same.
-        witness = self._engine.division.witness
+        kinds = self._engine.division.uses.kinds
         for variable in filter(_is_overwritten, variables):
             is_scaled = variable.name in _OF_SCALED_GRADIENTS
-            witness.note_layer_state(variable, is_scaled)
+            kinds.note_variables([variable], Kind(SCALED if is_scaled else UNKNOWN))
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies pairs as `apply` does. Ignores `name`, and returns `iterations`."""
@@ -267,20 +267,20 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
         theirs[2] = by_name.get("good_steps", theirs[2])
         theirs[3] = by_name.get("current_loss_scale", theirs[3])
-        for before in (ours, other, list(by_name.values()), theirs, []):
-            listed = [*before, *inner.variables]
+        for leading in (ours, other, theirs, []):
+            listed = [*leading, *inner.variables]
             # Slots that do not exist yet cannot be compared with.
             rest = len(weights) - len(listed)
             has_room = rest == 0 or (rest > 0 and not inner.built)
             if has_room and all(map(files.fits, listed, weights)):
                 if inner.built:
-                    inner.set_weights(weights[len(before) :])
+                    inner.set_weights(weights[len(leading) :])
                 else:
-                    files.set_when_built(inner, weights[len(before) :])
-                for variable, weight in zip(before, weights):
+                    files.set_when_built(inner, weights[len(leading) :])
+                for variable, weight in zip(leading, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
-                if before and before is not ours:
+                if leading and leading is not ours:
                     for variable in newer:
                         variable.assign(0)
                 return
@@ -302,13 +302,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         """Reads the loss scale's state, also from files of other optimizers."""
         keys = set(store.keys())
         variables = self._own_variables()
-        newer = {name: variables[name] for name in SINCE_3_1_0 if name in variables}
-        # Of several variables of one name, files of 3.0.0 hold only the innermost one.
-        older = {files.plain_name(v): v for v in self.loss_scale.variables}
-        older.update(newer)
-        if not any(files.holds(store, name) for name in {*variables} - {*older}):
-            variables = older
-        stored = {name: name for name in variables if files.holds(store, name)}
+        stored = {name: name for name in variables if name in keys}
         # Keras's wrapper has these numbers for the scale and the counter. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not stored and "3" in keys and np.array(store["2"]).dtype.kind == "i":
@@ -341,7 +335,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _own_variables(self) -> Dict[str, Variable]:
         """Returns all variables by their names in files, the newest ones last."""
         # Asked each time: a loss scale of the user's may create some at its first step.
-        variables = {**files.names_in_files(self.loss_scale), **self._engine._saved()}
+        state = self._engine._state_variables()
+        variables = {files.plain_name(v): v for v in state}
+        variables.update(self._engine._saved())
         newer = {name: variables.pop(name) for name in SINCE_3_1_0 if name in variables}
         return {**variables, **newer}
 
@@ -361,8 +357,8 @@ def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check
     rest, values = list(grads), [None] * len(grads)
     for i, (grad, variable) in enumerate(zip(grads, variables)):
         if _is_overwritten(variable) and grad is not None:
-            before = Witness.before(grad)
-            rest[i], values[i] = None, grad if before is None else before.grad
+            scaled = before(grad)
+            rest[i], values[i] = None, grad if scaled is None else scaled.grad
     if all(value is None for value in values):
         return rest, values, NO_CHECK
     both = [g if v is None else v for v, g in zip(values, rest)]

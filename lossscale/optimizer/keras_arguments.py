@@ -15,7 +15,6 @@ from lossscale.runtime import mode
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
-from lossscale.scales.uses import can_change
 
 #: The arguments of Keras's own wrappers that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
@@ -93,7 +92,8 @@ def as_ours(passed: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
     theirs = {n: value for n, value in theirs.items() if value is not None}
     for other, value in passed.items():
         if other not in _WITHOUT_MEANING:
-            names = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss", "communication_dtype")
+            names = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss")
+            names = (*names, "communication_dtype", "guard")
             raise TypeError(
                 f"`{other}` must be one of LossScaleOptimizer's arguments, "
                 f"{', '.join(names)}, got {other}={shown(value)}."
@@ -186,7 +186,7 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
     config = loss_scale.get_config()
     scale = config.get("initial_loss_scale") or config.get("loss_scale_value")
     steps = config.get("increment_period")
-    theirs = dict(zip(OF_THE_SCALE, (can_change(loss_scale), scale, steps)))
+    theirs = dict(zip(OF_THE_SCALE, (loss_scale._can_change, scale, steps)))
     meant = serialization.deserialize(as_ours(theirs)["loss_scale"])
     if serialization.serialize(meant) != serialization.serialize(loss_scale):
         raise TypeError(

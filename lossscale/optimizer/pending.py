@@ -7,10 +7,10 @@ state of the step tells: a few numbers of each optimizer on each replica. That i
 with functions that are called again, loops, branches and NumPy.
 
 ```
-the last call              stage      apply divides gradients of unknown origin
-none of ours               NOTHING    as its Keras's own wrapper: `_divisor_of_unknown`
-scale_loss                 SCALED     yes, by what multiplied the last loss
-get_unscaled_gradients     UNSCALED   no, unless they are those that it was given
+the last call            pending   apply divides gradients of unknown origin
+none of ours             0         as its Keras's own wrapper: `_divides_by_default`
+scale_loss               S         yes, by what multiplied the last loss
+get_unscaled_gradients   -S        no, unless they are those that it was given
 ```
 
 Where two lists of gradients or two optimizers meet, five rules hold:
@@ -30,20 +30,136 @@ Where two lists of gradients or two optimizers meet, five rules hold:
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from functools import partial
+from typing import Dict, List, NamedTuple, Optional
 
 import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
 from lossscale.gradients.check import NO_CHECK, Check, all_true, dense_part
-from lossscale.optimizer.state import Stage, StepObserver, StepState
-from lossscale.provenance.witness import Origins, Witness
+from lossscale.optimizer.uses import Uses
+from lossscale.provenance.kinds import SCALE, Kind
+from lossscale.provenance.mistakes import Mistakes
+from lossscale.provenance.origins import Origins, Unscaled, before
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
-from lossscale.runtime.aliases import Grads, Scalar, Variable
+from lossscale.runtime.aliases import Flag, Grads, Scalar, Variable
 from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
-from lossscale.scales.ignored_losses import IgnoredLosses
-from lossscale.scales.uses import observer_of, takes_the_flag, value_of, was_used
+
+#: What `StepState.overflow` holds: no overflow was seen; one was, and an apply has
+#: counted it; one was, and no apply has counted it yet.
+NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
+
+
+class Pending(NamedTuple):
+    """The last call of ours and its loss scale S, as they were read from the device.
+
+    One number holds both: S after `scale_loss`, -S after `get_unscaled_gradients`, 0 if
+    there was neither.
+    """
+
+    number: Scalar
+
+    @property
+    def is_scaled(self) -> Flag:
+        return self.number > 0.0
+
+    @property
+    def is_unscaled(self) -> Flag:
+        return self.number < 0.0
+
+    @property
+    def loss_scale(self) -> Scalar:
+        """What multiplied the loss, or divided the gradients. 0: nothing did."""
+        return tf.abs(self.number)
+
+
+class StepState:
+    """The state of one optimizer's step: `float32` scalars on each replica.
+
+    `pending` is the number of a `Pending`. An apply leaves it as it is: a second apply
+    does what the first one did. `overflow` tells whether unscaled gradients had
+    overflowed, and whether an apply has counted that. `waiting` is 1 while gradients of
+    this optimizer's own loss wait to be applied. It is written and read only while
+    several optimizers share the loss scale. `given` is a number of the last list that
+    `get_unscaled_gradients` was given, to recognize that list.
+    """
+
+    def __init__(self) -> None:
+        variable = partial(
+            tf.Variable,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        with tf.init_scope():
+            self.pending = variable(0.0, name="pending")
+            self.overflow = variable(NO_OVERFLOW, name="overflow_seen")
+            self.waiting = variable(0.0, name="waiting")
+            self.given = variable(0.0, name="given")
+
+    def variables(self) -> Dict[str, Variable]:
+        return {v.name.split(":")[0]: v for v in vars(self).values()}
+
+    def read(self) -> Pending:
+        return Pending(tf.convert_to_tensor(self.pending))
+
+    def note_scaled(self, loss_scale: Scalar, where: Optional[Flag] = None) -> None:
+        """Notes `scale_loss`, by this loss scale, unless `where` is False."""
+        if where is not None:
+            loss_scale = select(where, loss_scale, self.read().number)
+        self.pending.assign(loss_scale, read_value=False)
+
+    def note_unscaled(self, divisor: Scalar, where: Optional[Flag] = None) -> None:
+        """Notes `get_unscaled_gradients`, by this divisor, unless `where` is False."""
+        self.note_scaled(-divisor, where)  # the sign tells the two calls apart
+
+    def note_waiting(self, waits: bool) -> None:
+        self.waiting.assign(float(waits), read_value=False)
+
+    def note_given(self, grads: Grads) -> None:
+        number = _number_of(grads)
+        if number is not None:
+            self.given.assign(number, read_value=False)
+
+    def was_given(self, grads: Grads) -> Flag:
+        """Whether `get_unscaled_gradients` is known to have had this list last."""
+        number = _number_of(grads)
+        if number is None:
+            return False
+        return tf.logical_and(tf.equal(number, self.given), number != 0.0)
+
+    def note_check(self, is_finite: Optional[Flag]) -> None:
+        """Notes whether unscaled gradients were finite. None: they were not checked."""
+        is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
+        now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+        if is_finite is not None:
+            now = select(is_finite, now, SEEN)
+        self.overflow.assign(now, read_value=False)
+
+    def count_overflow(self, are_scaled: bool) -> Flag:
+        """Counts an overflow for an apply. Returns True if there is none to count.
+
+        A second apply of the same step, as of other variables, counts the same overflow
+        again, unless it is known that its gradients `are_scaled`.
+        """
+        least = SEEN
+        if not are_scaled:
+            is_same_step = self.read().is_unscaled
+            least = select(is_same_step, COUNTED, SEEN)
+        is_none = tf.convert_to_tensor(self.overflow) < least
+        now = select(is_none, NO_OVERFLOW, COUNTED)
+        self.overflow.assign(now, read_value=False)
+        return is_none
+
+
+def _number_of(grads: Grads) -> Optional[Scalar]:
+    """Returns the first number of the last gradient, often a bias's and so not 0."""
+    for grad in reversed(grads):
+        is_dense = grad is not None and not isinstance(grad, tf.IndexedSlices)
+        if is_dense and grad.dtype.is_floating and grad.shape.num_elements():
+            return tf.cast(tf.reshape(grad, [-1])[0], tf.float32)
+    return None
 
 
 class PendingDivision:
@@ -55,31 +171,39 @@ class PendingDivision:
     def __init__(
         self, loss_scale: LossScale, *, unscales_in_apply: bool, unscales_itself: bool
     ) -> None:
-        """See `LossScaleEngine._set_up`."""
+        """See `engine.Host`."""
         self.loss_scale, self._unscales_itself = loss_scale, unscales_itself
         self._unscales_in_apply = unscales_in_apply
-        self.observer: StepObserver = observer_of(loss_scale, StepObserver)
-        self.witness: Witness = self.observer.witness
+        uses = loss_scale._observer
+        if not isinstance(uses, Uses):
+            uses = loss_scale._observer = Uses(loss_scale)
+        #: What is known of the loss scale, one for all optimizers that share it.
+        self.uses: Uses = uses
+        #: What is seen of the program with this optimizer.
+        self.mistakes = Mistakes(loss_scale, self.uses.reads, unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: Whether the loss scale was used before this optimizer was made. A function
         #: that was traced then does not move the state of this optimizer.
-        self._is_late = was_used(loss_scale)
-        #: Which bad losses the loss scale ignores. None: it ignores none.
-        self.ignored_losses: Optional[IgnoredLosses] = None
+        self._is_late = loss_scale._was_used
+        #: Whether gradients of its own loss wait to be applied, as far as Python sees.
+        self.waits = False
         #: Whether gradients of its own were ever unscaled. If not, no overflow waits to
         #: be counted.
         self._may_hold_overflow = False
-        self.observer.divisions.add(self)
-        self.witness.note_optimizer(self, is_silent=unscales_itself)
-        self.witness.note_state(self.variables().values())
+        self.uses.optimizers.add(self)
+        self._note_state()
 
     @property
     def state(self) -> Optional[StepState]:
         """The state of the step. None in a session and under parameter servers."""
         return None if mode.current().runs_parts else self._state
+
+    def _note_state(self) -> None:
+        # What reads or writes these may scale or unscale.
+        self.uses.kinds.note_variables(self.variables().values(), Kind(SCALE))
 
     def variables(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
@@ -89,30 +213,46 @@ class PendingDivision:
         """Takes the state of another one. Traced functions continue to write it."""
         self._state = other._state
         self._may_hold_overflow = other._may_hold_overflow
-        self.witness.note_state(self.variables().values())
-        self.witness.note_replaced(other, other.witness, self)
+        self._note_state()
+        self.waits, self.mistakes.has_own = other.waits, other.mistakes.has_own
         # What others that share its loss scale do is no step of this one.
-        other.observer.divisions.discard(other)
+        other.uses.optimizers.discard(other)
 
     @property
     def is_shared(self) -> bool:
         """Whether it counts steps together with others that share its loss scale."""
-        if not self.observer.has_several or self._unscales_itself:
+        if not self.uses.has_several:
             return False
-        counting = [d for d in self.observer.divisions if not d._unscales_itself]
+        counting = [d for d in self.uses.optimizers if not d._unscales_itself]
         is_listed = len(counting) > 1 and self in counting
-        return is_listed and takes_the_flag(self.loss_scale)
+        return is_listed and self.loss_scale._takes_flag
 
-    def note_waiting(self, waits: bool) -> None:
+    def _note_waiting(self, waits: bool) -> None:
         """Notes whether gradients of its own loss wait to be applied: see rule 2."""
-        if self.observer.has_several and self.state is not None:
+        self.waits = waits
+        if self.uses.has_several and self.state is not None:
             self.state.note_waiting(waits)
+
+    def loss_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
+        """A loss was multiplied by the loss scale: its own, or another one."""
+        if is_own or not self.waits:
+            self.mistakes.owner_known(is_own)
+        state = self.state
+        if state is None:
+            self.uses.note_last_scale(loss_scale)
+        elif is_own or not self.uses.has_several:
+            state.note_scaled(loss_scale)
+        else:
+            is_free = state.waiting < 1.0  # rule 2
+            state.note_scaled(loss_scale, is_free)
+        if is_own:
+            self._note_waiting(True)
 
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers whether they were finite."""
         scaled = as_they_are(grads)
         with op_callbacks.paused():
-            origins = self.witness.origins(scaled)
+            origins = Origins(scaled, self.uses.kinds)
             if origins.has_unscaled:
                 raise ValueError(
                     "`grads` must be gradients of the scaled loss, got one that was "
@@ -123,37 +263,43 @@ class PendingDivision:
             unscaled, check = unscale_and_check(bundle)
             check = check.without_gradients(len(scaled))
             divisor = next((by for by in divisors if by is not None), None)
-            owners = self.witness.owners(origins, self)
-            if divisor is not None:
-                for owner in owners:
-                    owner._note_unscaled(scaled, divisor, check)
-        self.witness.note_unscaled(owners, origins, scaled, divisors, unscaled, check)
+            for optimizer in list(self.uses.optimizers if divisor is not None else ()):
+                # With its own gradients it may unscale those of others that wait.
+                waits = optimizer.waits and optimizer in origins.owners
+                if optimizer is self or waits:
+                    optimizer._note_unscaled(scaled, divisor, check)
+                else:
+                    optimizer.mistakes.unscaled_elsewhere()
+        source = Unscaled(self, check, len(unscaled), origins.losses)
+        self.uses.note_unscaled(source, origins, scaled, divisors, unscaled)
         return unscaled
 
     def _note_unscaled(self, scaled: Grads, divisor: Scalar, check: Check) -> None:
         """Notes that gradients were unscaled which count as those of its own loss."""
         self._may_hold_overflow = True
+        self.mistakes.owner_known(is_own=True)
         state = self.state
         if state is not None:
-            state.move(Stage.UNSCALED, divisor)
+            state.note_unscaled(divisor)
             if not check.checks_nothing:
                 state.note_check(check.quick)
             state.note_given(scaled)
-        self.note_waiting(True)
+        self._note_waiting(True)
 
     def resolve(self, grads: Grads, variables: List[Variable]) -> Bundle:
         """Returns the gradients to apply, with their divisors and earlier checks."""
         grads = as_they_are(grads)
         with op_callbacks.paused():
-            origins = self.witness.origins(grads)
+            self.uses.kinds.note_variables(variables)  # there is no S in weights
+            origins = Origins(grads, self.uses.kinds)
             unknown = self._divisor_of_unknown(grads) if origins.has_unknown else None
             divisors = origins.divisors(self._last_scale, unknown)
-            self.witness.note_applied(self, origins, variables, unknown is not None)
+            self.mistakes.warn(origins.names, variables, unknown is not None)
             bundle = Bundle(self.loss_scale, grads, divisors, origins.losses, unknown)
             may_hold = origins.lists or origins.has_unknown or self._may_hold_overflow
             if may_hold and self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, origins)
-            self.note_waiting(False)
+            self._note_waiting(False)
         return bundle
 
     def _last_scale(self) -> Scalar:
@@ -161,70 +307,67 @@ class PendingDivision:
 
         If no loss is known, the current loss scale.
         """
-        now = value_of(self.loss_scale)
+        now = self.loss_scale._value()
         if self.state is not None:
-            last = self.state.read()
-            return select(last.is_at(Stage.NOTHING), now, last.loss_scale)
-        seen = self.witness.last_scale()
+            last = self.state.read().loss_scale
+            return select(last > 0.0, last, now)
+        seen = self.uses.last_scale()
         return now if seen is None else seen
 
     def _divisor_of_unknown(self, grads: Grads) -> Optional[Scalar]:
-        """Returns what divides gradients of unknown origin: 1 or None if unscaled."""
+        """Returns what divides gradients of unknown origin: 1 or None if unscaled.
+
+        ```
+        pending   these gradients                       are divided by
+        S         any                                   S
+        -S        those that were unscaled last         S: they are as they were before
+        -S        any others                            1
+        0         any, with `_divides_by_default`       the loss scale of now
+        0         any, without                          1
+        ```
+
+        Without a state only losses and lists that Python has seen count.
+        """
         if self._unscales_itself:
             return None
-        # Whether to divide at the stage NOTHING. While nobody has used the loss scale,
-        # no gradient is scaled. But a function that is given gradients may be traced
-        # before the loss is scaled.
-        by_nobody = (self._unscales_in_apply or self._is_late) and (
-            was_used(self.loss_scale) or graphs.are_arguments(map(dense_part, grads))
-        )
+        by_default = self._divides_by_default(grads)
         if self.state is None:
-            is_scaled = by_nobody or self.witness.is_scaled
+            is_scaled = by_default or self.uses.is_scaled
             return self._last_scale() if is_scaled else None
         last, divisor = self.state.read(), 1.0
-        if by_nobody:
-            is_unscaled = last.is_at(Stage.UNSCALED)
-            divisor = select(is_unscaled, 1.0, value_of(self.loss_scale))
-        is_pending = last.is_at(Stage.SCALED)
-        # Those that `get_unscaled_gradients` was given are still scaled.
-        is_pending = tf.logical_or(is_pending, self.state.was_given(grads))
+        if by_default:
+            divisor = select(last.is_unscaled, 1.0, self.loss_scale._value())
+        is_pending = tf.logical_or(last.is_scaled, self.state.was_given(grads))
         divisor = select(is_pending, last.loss_scale, divisor)
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 
+    def _divides_by_default(self, grads: Grads) -> bool:
+        """Whether to divide if this optimizer has neither scaled nor unscaled so far.
+
+        As long as nobody has used the loss scale, no gradient is scaled. But a function
+        that is given gradients may be traced before the loss is scaled.
+        """
+        may_be_scaled = self._unscales_in_apply or self._is_late
+        return may_be_scaled and (
+            self.loss_scale._was_used or graphs.are_arguments(map(dense_part, grads))
+        )
+
     def _with_earlier_check(self, bundle: Bundle, origins: Origins) -> Bundle:
         """Returns a bundle with the check of its gradients as they were unscaled."""
-        check, lists = NO_CHECK, origins.lists
-        for unscaled in lists:
-            quick = unscaled.check.quick
-            if unscaled.check.checks_nothing or graphs.is_visible(quick):
-                check &= unscaled.check
-        # The worst numbers are known if all gradients are of one list, in its order.
-        if len(lists) != 1 or lists[0].length != len(bundle.grads):
-            check = check._replace(worst=None)
-        before = list(map(self.witness.before, bundle.grads))
-        is_known = all(b or g is None for g, b in zip(bundle.grads, before))
+        check = _check_of(origins.lists, len(bundle.grads))
+        scaled = list(map(before, bundle.grads))
+        is_known = all(s or g is None for g, s in zip(bundle.grads, scaled))
         if is_known and not check.checks_nothing:  # nobody has changed them since
             bundle = bundle.but(is_checked=True)
             # Under XLA one replica divides them once more, in its branch, as if nobody
             # had unscaled them, and needs no memory for the quotients.
             if replicas.count() == 1 and mode.current().by_xla:
                 bundle = bundle.but(
-                    grads=[b and b.grad for b in before],
-                    divisors=[b and b.divisor for b in before],
+                    grads=[s and s.grad for s in scaled],
+                    divisors=[s and s.divisor for s in scaled],
                 )
-        # The optimizers whose overflow may be in these gradients, each with whether the
-        # gradients are known to be scaled.
-        are_scaled = dict.fromkeys((unscaled.owner for unscaled in lists), False)
-        if origins.has_unknown:
-            are_scaled.setdefault(self, False)
-        elif self._may_hold_overflow:
-            are_scaled.setdefault(self, True)
-        flags = [
-            owner.state.count_overflow(scaled)
-            for owner, scaled in are_scaled.items()
-            if owner.state is not None
-        ]
+        flags = self._count_overflows(origins)
         # Of changed gradients the state tells whether an overflow is still to be
         # counted. Parts of them may be of earlier steps, as in a momentum, and an
         # overflow in those was counted then.
@@ -233,3 +376,30 @@ class PendingDivision:
         if flags:
             check = check._replace(quick=all_true(flags))
         return bundle.but(check=check)
+
+    def _count_overflows(self, origins: Origins) -> List[Flag]:
+        """Counts overflows that were seen: for each state whether it holds none."""
+        # The optimizers whose overflow may be in these gradients, each with whether the
+        # gradients are known to be scaled.
+        are_scaled = dict.fromkeys((each.owner for each in origins.lists), False)
+        if origins.has_unknown:
+            are_scaled.setdefault(self, False)
+        elif self._may_hold_overflow:
+            are_scaled.setdefault(self, True)
+        return [
+            owner.state.count_overflow(scaled)
+            for owner, scaled in are_scaled.items()
+            if owner.state is not None
+        ]
+
+
+def _check_of(lists: List[Unscaled], count: int) -> Check:
+    """Returns the check of lists of when they were unscaled, for `count` gradients."""
+    check = NO_CHECK
+    for unscaled in lists:
+        quick = unscaled.check.quick
+        if unscaled.check.checks_nothing or graphs.is_visible(quick):
+            check &= unscaled.check
+    # The worst numbers are known if all gradients are of one list, in its order.
+    is_one = len(lists) == 1 and lists[0].length == count
+    return check if is_one else check._replace(worst=None)

@@ -21,13 +21,14 @@ from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale
-from lossscale.scales.uses import guard_of
+from lossscale.scales.guard import Guard
+from lossscale.scales.spike_guard import SpikeGuard
 
 #: How many skipped steps the record keeps, with their reasons.
 KEPT = 16
 #: Why a step was skipped, in the order of the numbers that stand for it on the device:
-#: gradients overflowed, the unscaled loss was infinite or NaN, or the loss scale has
-#: left out a finite step.
+#: gradients overflowed, the unscaled loss was infinite or NaN, or the guard has left
+#: out a finite step.
 GRADIENTS, LEFT_OUT = "gradients", "left out"
 REASONS = (GRADIENTS, "inf", "nan", LEFT_OUT)
 _GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
@@ -118,7 +119,10 @@ class Record(tf.Module):
         return {**listed, **self.kept}
 
     def entry_of(
-        self, variables: List[Variable], loss_scale: LossScale
+        self,
+        variables: List[Variable],
+        loss_scale: LossScale,
+        guard: Optional[Guard],
     ) -> Optional[Entry]:
         """Returns the entry for a list of trained variables. None: nothing is recorded.
 
@@ -140,7 +144,7 @@ class Record(tf.Module):
         new = replicas.new_variable
         faults = new("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
         self.kept[f"record{number}"] = faults
-        if guard_of(loss_scale) is not None:
+        if isinstance(guard, SpikeGuard):
             spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self.kept[f"spike{number}"] = spike
         if self._skipped is None:
@@ -149,7 +153,7 @@ class Record(tf.Module):
             self.__dict__.update(_skipped=skipped)
             self.kept["skipped_last"] = skipped
         self.entries.append(Entry(self, recorded, faults, spike, []))
-        return self.entry_of(variables, loss_scale)
+        return self.entry_of(variables, loss_scale, guard)
 
     def count(self, reason: Scalar) -> Tuple[Op, Scalar]:
         """Counts a skipped step, for a branch. Returns the op, and the new total."""
@@ -252,7 +256,7 @@ class Entry:
         value = tf.concat([worst, stamp], 0)
         return group_ops([counted, self.faults.assign(value, read_value=False)])
 
-    def write_left_out(self, bundle: Bundle, check: Check, scale: LossScale) -> Op:
+    def write_left_out(self, bundle: Bundle, check: Check, guard: Any) -> Op:
         """Records a finite step that was left out, and of a spike the gradients."""
         counted, stamp = self.record.count(tf.constant(_LEFT_OUT, tf.int64))
         if self.spike is None:
@@ -263,14 +267,9 @@ class Entry:
 
         magnitudes = replicas.greatest(replicas.call_for_each_replica(measure, bundle))
         magnitudes = _placed(magnitudes, self.positions, len(self.variables))
-        guard = guard_of(scale)
         limit = tf.cast(replicas.local_result(guard.limit), tf.float32)
         of_step = tf.stack([check.largest, limit])
         value = tf.concat([magnitudes, of_step, stamp], 0)
-        if scale.left_out_as != type(guard).left_out_as:
-            # Another loss scale of the chain may have left it out, for another reason.
-            is_spike = check.largest > limit
-            value = tf.where(is_spike, value, tf.convert_to_tensor(self.spike))
         return group_ops([counted, self.spike.assign(value, read_value=False)])
 
 

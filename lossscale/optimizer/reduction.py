@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple, Union
+from functools import partial
+from typing import Dict, Optional, Tuple, Union
 
 import tensorflow as tf
 
 from lossscale.gradients import arithmetic
+from lossscale.gradients.arithmetic import bounded, multiply
 from lossscale.gradients.bundle import (
     Bundle,
     check_as_applied,
@@ -15,14 +17,16 @@ from lossscale.gradients.bundle import (
     row_sums_stay_finite,
 )
 from lossscale.gradients.check import (
+    NO_CHECK,
     Check,
     floating_values,
     no_faults,
     sum_stays_finite,
     worst_of_each,
 )
-from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Flag, Tensor
+from lossscale.runtime import op_callbacks, replicas
+from lossscale.runtime.aliases import Flag, Grad, Scalar, Tensor
+from lossscale.scales.base import LossScale
 
 
 class EqualReplicas:
@@ -151,3 +155,71 @@ def _bad_losses(bundle: Bundle) -> Tensor:
 
 
 Reduction = Union[EqualReplicas, SeveralReplicas]
+
+
+def refuse_dtype(dtype: str) -> None:
+    """Raises if replicas cannot exchange a sum in this dtype here."""
+    if not replicas.can_sum(dtype):
+        raise ValueError(
+            "`communication_dtype` must be 'float16' or None with this TensorFlow, got "
+            f"{dtype!r}, which its collectives cannot sum. Pass 'float16'."
+        )
+    if replicas.train_apart():
+        raise ValueError(
+            "`communication_dtype` must be None under ParameterServerStrategy, got "
+            f"{dtype!r}: replicas exchange no sum there. Leave it out."
+        )
+
+
+def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
+    """Returns the sum of all replicas' gradients, still scaled and equal on all.
+
+    Earlier overflows cross with it, since clipping may have hidden them.
+    """
+    refuse_dtype(dtype)
+    if replicas.count() == 1:
+        return bundle
+    with op_callbacks.paused():
+        return _summed(bundle, loss_scale, dtype)
+
+
+def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
+    scale, unknown = loss_scale._value(), bundle.of_unknown
+    # Whatever is known of a gradient, it crosses with the loss scale as a factor.
+    factors = [
+        scale if by is None else scale / by if by is unknown else None
+        for by in bundle.divisors
+    ]
+    sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
+    check = bundle.check.without_gradients(bundle.count)
+    if check.checks_nothing:
+        sums, check = replicas.all_reduce_sums(sent), NO_CHECK
+    else:
+        is_finite, largest = check.exact(), check.largest
+        of_gradients = next(grad.dtype for grad in sent if grad is not None)
+        is_bad = tf.cast(tf.logical_not(is_finite), of_gradients)
+        *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
+        if largest is not None:
+            largest = replicas.greatest(bounded(is_finite, largest))
+        # A replica at fault tells which of its gradients were, the others tell none.
+        worst = partial(check.worst_of, bundle.count)
+        check = Check(tf.equal(bad, 0), None, worst, largest)
+    both = zip(sums, bundle.grads)
+    grads = [
+        None if grad is None else tf.cast(total, grad.dtype) for total, grad in both
+    ]
+    divisors = [by if f is None else scale for by, f in zip(bundle.divisors, factors)]
+    return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
+
+
+def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        values = _as_sent(grad.values, factor, dtype)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    original, narrow = grad.dtype, tf.as_dtype(dtype)
+    if factor is not None and (original.is_floating or original.is_complex):
+        grad = multiply(grad, factor)
+    is_wider = original.is_floating and original.size > narrow.size
+    return tf.cast(grad, narrow if is_wider else original)

@@ -19,7 +19,7 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.adjustment import adjust_to_step, would_apply
+from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import LossScale
 
 
@@ -30,7 +30,8 @@ class SharedStep:
     counts one step, which is bad if any optimizer's gradients were. Nobody knows which
     optimizer comes last. So each apply first sets the loss scale back to its state from
     before the step, then adjusts it by the AND of all flags so far. The count of
-    skipped steps tells if an earlier flag was bad.
+    skipped steps tells if an earlier flag was bad. What an optimizer's guard leaves out
+    is no apply to the loss scale.
 
     The step ends when one of its optimizers applies a second time, when another graph
     is built, or in eager mode when somebody has set the loss scale since. An apply in
@@ -58,9 +59,9 @@ class SharedStep:
     @classmethod
     def of(cls, division: PendingDivision) -> SharedStep:
         """Returns the step in which an optimizer applies now, a new one or the last."""
-        step: Optional[SharedStep] = division.observer.shared_step
+        step: Optional[SharedStep] = division.uses.shared_step
         if step is None or not step._continues(division):
-            step = division.observer.shared_step = cls(division.loss_scale)
+            step = division.uses.shared_step = cls(division.loss_scale)
         step.applied[division] = branches_here()
         return step
 
@@ -87,7 +88,7 @@ class SharedStep:
         largest: Optional[Scalar],
         rule_learns: Flag,
     ) -> Tuple[Op, Flag]:
-        """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
+        """Adjusts the loss scale, as `adjust_to_step`, to all optimizers so far."""
         ignored = loss_scale.ignored_loss_steps
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with tf.control_dependencies(self.update_ops):
@@ -108,19 +109,17 @@ class SharedStep:
             restored = [v.assign(old, read_value=False) for v, old in self._before]
         with tf.control_dependencies([group_ops([read, restored])]):
             # An optimizer skips by its own gradients, the loss scale counts by all.
-            should_apply = would_apply(loss_scale, is_finite, largest)
-            should_apply = tf.convert_to_tensor(should_apply)
             all_good = tf.logical_and(is_finite, was_good)
-            with tf.control_dependencies([should_apply]):
-                update_op, _ = adjust_to_step(
-                    loss_scale, all_good, greatest, rule_learns
-                )
+            update_op, _ = adjust_to_step(loss_scale, all_good, greatest, rule_learns)
+        return update_op, is_finite
+
+    def note_adjusted(self, loss_scale: LossScale, update_op: Op) -> None:
+        """The loss scale was adjusted, or a guard has left this apply out."""
         if mode.current().knows_values:
             self.values_after = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.
         may_wait = update_op is not None and current_graph() is self.graph
         self.update_ops = [update_op] if may_wait else []
-        return update_op, should_apply
 
 
 def _values(loss_scale: LossScale) -> List[Any]:

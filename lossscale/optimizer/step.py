@@ -6,6 +6,7 @@ flag is in `reduction`, how several optimizers share a loss scale in `sharing`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Tuple
 
@@ -21,10 +22,12 @@ from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, not_inlined, run_either
 from lossscale.scales.adjustment import adjust_to_step
+from lossscale.scales.base import LossScale
+from lossscale.scales.guard import Guard, guarded
 from lossscale.scales.ignored_losses import IgnoredLosses
-from lossscale.scales.uses import takes_the_flag
 
 
+@dataclass(eq=False)
 class Step:
     """One step of an optimizer. Read it from `run` down.
 
@@ -33,7 +36,7 @@ class Step:
       bundle = prepare(bundle)                     # several replicas divide here
       bundle, contribution = check(bundle)         # on each replica
       check = reduce(contributions)                # from here on, for all replicas
-      should_apply = adjust(check)                 # the rule; it may leave the step out
+      should_apply = adjust(check)                 # the guard, if any, and the rule
       if should_apply: apply_fn(bundle.unscaled_gradients())     # one divides here
       else: skip(bundle, check)                    # records why
     ```
@@ -42,20 +45,25 @@ class Step:
     first one's acts for all from `reduce` on, so its attributes must be equal on all of
     them. What differs between replicas is in the bundle and in `apply_fn`.
 
-    A skipped step changes nothing but the loss scale's own state, the record of what
-    was at fault, the state of the step, and with nonfinite_loss="skip" the optimizer's
-    level of ignored losses.
+    A skipped step changes nothing but the state of the loss scale and the guard, the
+    record of what was at fault, the state of the step, and with nonfinite_loss="skip" the
+    optimizer's level of ignored losses.
+
+    Attributes:
+      loss_scale: The loss scale, whose rule learns of the step.
+      guard: What may leave a finite step out, or None.
+      ignored_losses: Which bad losses the rule does not learn of. None: of all it does.
+      division: By it other optimizers that share the loss scale are known.
+      reduction: How the replicas come to one answer.
+      entry: Where is recorded why the step was skipped. None: nowhere.
     """
 
-    def __init__(
-        self,
-        division: PendingDivision,
-        reduction: Reduction,
-        entry: Optional[Entry],
-    ) -> None:
-        """Begins a step. `entry` is where its faults are kept. None: nowhere."""
-        self._division, self._loss_scale = division, division.loss_scale
-        self._reduction, self._entry = reduction, entry
+    loss_scale: LossScale
+    guard: Optional[Guard]
+    ignored_losses: Optional[IgnoredLosses]
+    division: PendingDivision
+    reduction: Reduction
+    entry: Optional[Entry]
 
     def run(self, bundle: Bundle, apply_fn: ApplyFunction) -> Any:
         """Applies gradients, or skips them on all replicas.
@@ -64,10 +72,10 @@ class Step:
         graph this returns an op that does it all. None in eager mode.
         """
         with op_callbacks.paused():
-            if not self._loss_scale.checks_gradients:
+            if not self.loss_scale.checks_gradients:
                 return group_ops([_apply(bundle, apply_fn)])
             bundle = self.prepare(bundle)
-            bundle, contribution = self._reduction.check(bundle)
+            bundle, contribution = self.reduction.check(bundle)
             return replicas.merge_call(self._decide, contribution, bundle, apply_fn)
 
     def _decide(
@@ -75,7 +83,7 @@ class Step:
     ) -> Any:
         """Does the rest of the step, from `reduce` on: see `replicas.merge_call`."""
         with op_callbacks.paused():  # the thread may be another one than in `run`
-            check = self._reduction.reduce(contributions, bundle)
+            check = self.reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(check, bundle)
             apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
             skip = partial(not_inlined, partial(self.skip, bundle, check))
@@ -92,27 +100,33 @@ class Step:
             # Duplicate rows are summed only when they are applied, so no earlier check
             # covers their sum.
             bundle = bundle.but(is_checked=False)
-        if not takes_the_flag(self._loss_scale):
-            return bundle.divided()
-        bundle = bundle.packed()
-        if self._loss_scale.last_largest is not None:
+        takes_flag = self.loss_scale._takes_flag
+        bundle = bundle.packed() if takes_flag else bundle.divided()
+        is_kept = takes_flag and self.loss_scale.last_largest is not None
+        if is_kept or self.guard is not None:
             largest = largest_before_clipping(bundle)
             bundle = bundle.but(check=bundle.check._replace(largest=largest))
         # In the branch each quotient is used at once, which needs less memory. Several
         # replicas check the quotients before the branch.
-        return bundle if replicas.count() == 1 else bundle.divided()
+        may_wait = takes_flag and replicas.count() == 1
+        return bundle if may_wait else bundle.divided()
 
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
-        is_finite, largest, learns, grads = check.exact(), check.largest, True, None
-        if self._division.ignored_losses is not None:
-            learns = self.rule_learns(is_finite, bundle, self._division.ignored_losses)
-        if self._division.is_shared:
-            shared = SharedStep.of(self._division)
-            return shared.adjust(self._loss_scale, is_finite, largest, learns)
-        if not takes_the_flag(self._loss_scale):
+        scale, learns, grads = self.loss_scale, True, None
+        is_finite, largest = check.exact(), check.largest
+        if self.ignored_losses is not None:
+            learns = self.rule_learns(is_finite, bundle, self.ignored_losses)
+        if self.division.is_shared:
+            shared = SharedStep.of(self.division)
+            adjust = partial(shared.adjust, scale, is_finite, largest, learns)
+            update_op, should_apply = guarded(self.guard, is_finite, largest, adjust)
+            shared.note_adjusted(scale, update_op)
+            return update_op, should_apply
+        if not scale._takes_flag:
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        return adjust_to_step(self._loss_scale, is_finite, largest, learns, grads)
+        adjust = partial(adjust_to_step, scale, is_finite, largest, learns, grads)
+        return guarded(self.guard, is_finite, largest, adjust, scale.last_largest)
 
     def rule_learns(
         self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses
@@ -124,21 +138,20 @@ class Step:
         """
 
         def look_at_losses() -> Flag:
-            is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            return ignored.counts(is_of_loss)
+            return ignored.counts(self.reduction.loss_is_at_fault(bundle))
 
         return either(is_finite, lambda: tf.constant(True), look_at_losses)
 
     def skip(self, bundle: Bundle, check: Check) -> Any:
         """Records why the step is skipped. Nothing else changes."""
-        entry, loss_scale = self._entry, self._loss_scale
+        entry = self.entry
         if entry is None:
             return None
-        at_fault = self._reduction.loss_is_at_fault
+        at_fault = self.reduction.loss_is_at_fault
         write_faults = partial(entry.write_faults, bundle, check, at_fault)
-        if not loss_scale.left_out_as:
+        if self.guard is None:
             return write_faults()
-        write_left_out = partial(entry.write_left_out, bundle, check, loss_scale)
+        write_left_out = partial(entry.write_left_out, bundle, check, self.guard)
         return run_either(check.exact(), write_left_out, write_faults)
 
 

@@ -12,7 +12,6 @@ from lossscale.runtime.aliases import Op, Tensor, Variable
 from lossscale.runtime.graphs import captured_by
 from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.base import LossScale
-from lossscale.scales.uses import was_used
 
 _NEVER_SCALED = """\
 The loss was never scaled before this step was traced or run: small float16 gradients \
@@ -114,8 +113,6 @@ class Mistakes:
         self._warned: Set[str] = set()
         #: The class of the optimizer, for its warnings.
         self.kind = "LossScaleOptimizer"
-        #: Whether gradients of its own loss wait to be applied, as far as Python sees.
-        self.waits = False
         #: Whether the optimizer ever had a loss of its own, and whether gradients that
         #: may be its own were unscaled without it.
         self.has_own, self._is_unclear = False, reads.ever_unscaled
@@ -136,7 +133,7 @@ class Mistakes:
         `is_divided`: whether gradients of unknown kind are there, and are divided.
         """
         reads, messages = self._reads, []
-        if not was_used(self._loss_scale):
+        if not self._loss_scale._was_used:
             messages.append(_NEVER_SCALED)
         was_read = is_divided and (reads.tensors > reads.harmless or self._is_unclear)
         if names & {kinds.CHANGED, kinds.SQUARED, kinds.INVERSE}:

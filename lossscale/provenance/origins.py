@@ -1,13 +1,18 @@
-"""Origins: what is known of a list of gradients, and which losses are to blame."""
+"""Origins: where the gradients of one list come from, and which loss is to blame."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Iterable, List, NamedTuple, Optional
 
-from lossscale.gradients.check import Check
+import tensorflow as tf
+
+from lossscale.gradients.check import Check, dense_part
 from lossscale.provenance.kinds import UNKNOWN, UNSCALED, Kind
+from lossscale.provenance.walk import Kinds
 from lossscale.runtime import graphs
 from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Tensor
+from lossscale.scales.base import Product
 
 #: The attribute of an unscaled tensor that tells what it was before.
 BEFORE = "_lossscale_before"
@@ -33,6 +38,15 @@ class Before(NamedTuple):
     divisor: Scalar
 
 
+def before(grad: Grad) -> Optional[Before]:
+    """Returns what a gradient was before it was unscaled. None: not known.
+
+    Eager mode keeps it of small gradients only.
+    """
+    known: Optional[Before] = getattr(dense_part(grad), BEFORE, None)
+    return known
+
+
 class Loss(NamedTuple):
     """A loss and the optimizer that scaled it. It hangs on the tensor of S."""
 
@@ -53,10 +67,10 @@ class Origins:
       owners: The optimizers that scaled a loss that these gradients may come from.
     """
 
-    def __init__(self, grads: Grads, kinds: Iterable[Optional[Kind]]) -> None:
+    def __init__(self, grads: Grads, kinds: Kinds) -> None:
         self._grads = grads
         # Of a number nothing is known: the state of the step decides.
-        self.kinds = [Kind(UNKNOWN) if kind is None else kind for kind in kinds]
+        self.kinds = [kind or Kind(UNKNOWN) for kind in kinds.of(grads)]
         self.names = {k.name for g, k in zip(grads, self.kinds) if g is not None}
         self.lists = _lists_among(self.kinds)
         self.losses = _losses_to_blame(self.kinds)
@@ -98,6 +112,19 @@ class Origins:
                     last = last_scale() if last is None else last
                     divisors.append(last)
         return divisors
+
+
+def note_product(kinds: Kinds, product: Product, owner: Any) -> None:
+    """Notes that an optimizer multiplied a loss by S. None: `LossScale.scale` did."""
+    whose = weakref.ref(owner) if owner is not None else lambda: None
+    scales = [product.loss_scale]
+    if product.factor is not None:
+        kinds.note_product(product)
+    else:  # it was multiplied by what its kind tells
+        products = filter(tf.is_tensor, tf.nest.flatten(product.product))
+        scales = [s for k in kinds.of(products) if k is not None for s in scales_of(k)]
+    for scale in scales:
+        setattr(scale, LOSS, Loss(product.loss, whose))
 
 
 def scales_of(kind: Kind) -> List[Any]:

@@ -38,10 +38,10 @@ from lossscale.provenance.kinds import (
     known_value,
     made_of,
 )
-from lossscale.runtime import op_callbacks
+from lossscale.runtime import keras_versions, op_callbacks
 from lossscale.runtime.aliases import Array, Grad, Graph, Op, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import body_of, current_graph, graph_of
-from lossscale.scales.uses import Product
+from lossscale.scales.base import Product
 
 #: Eager mode stops reporting after this many operations in a row without S.
 _PATIENCE = 1000
@@ -65,6 +65,8 @@ _FUNCTIONS_IN.update({f"Stateless{k}": v for k, v in [*_FUNCTIONS_IN.items()]})
 _FUNCTIONS_IN["StatefulPartitionedCall"] = _FUNCTIONS_IN["PartitionedCall"]
 
 
+#: The kinds of a graph's tensors by their `id`s.
+OfTensors = Dict[int, Optional[Kind]]
 #: What `notes_of` returns.
 Notes = TypeVar("Notes")
 
@@ -86,7 +88,7 @@ class _Notes:
 
     def __init__(self) -> None:
         self.noted: Dict[int, Kind] = {}
-        self.kinds: Dict[int, Optional[Kind]] = {}
+        self.kinds: OfTensors = {}
         #: How many operations the last walk has seen, and how many variables were noted
         #: then.
         self.walked, self.variables = 0, 0
@@ -95,17 +97,21 @@ class _Notes:
 class Kinds:
     """The kinds of all values of one loss scale. An eager tensor has an attribute."""
 
-    def __init__(self, scale_variable: Optional[Variable]) -> None:
-        #: Is called with each operation of a graph, and the kinds of tensors by `id`.
-        self.on_operation: Optional[Callable[[Op, Dict[int, Optional[Kind]]], None]]
-        self.on_operation = None
+    def __init__(
+        self,
+        scale_variable: Optional[Variable],
+        on_operation: Callable[[Op, OfTensors], None] = lambda *_: None,
+    ) -> None:
+        """`on_operation` is called with each operation of a graph, and what it has."""
+        self._on_operation = on_operation
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
         self._patience = 0
         #: The number of the first tensor of eager mode that may have been reported.
         self._since = 0
-        self.note_variables([scale_variable], Kind(SCALE))
+        if scale_variable is not None:
+            self.note_variables([scale_variable], Kind(SCALE))
 
     def note(self, tensor: Tensor, kind: Kind) -> None:
         """Notes the kind of a tensor. In eager mode, listens to what becomes of it."""
@@ -135,7 +141,7 @@ class Kinds:
         self, variables: Iterable[Variable], kind: Optional[Kind] = None
     ) -> None:
         """Notes what variables hold, once each: numbers, or values of a kind."""
-        for variable in variables:
+        for variable in map(keras_versions.tensor_of, variables):
             for copy in getattr(variable, "values", None) or [variable]:
                 handle = getattr(copy, "handle", None)
                 if handle is not None and graph_of(handle) is None:
@@ -170,7 +176,7 @@ class Kinds:
             return self._handles.get(op_callbacks.key_of(tensor), Kind(UNKNOWN))
         return kind
 
-    def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
+    def _walked(self, graph: Graph) -> OfTensors:
         notes = notes_of(graph, self, _Notes)
         if notes.variables != len(self._handles):  # one was unknown at the last walk
             notes.kinds, notes.walked, notes.variables = {}, 0, len(self._handles)
@@ -183,12 +189,8 @@ class Kinds:
                     kinds[id(inner)] = kinds[id(inner)] or Kind(UNKNOWN)
         operations = graph.get_operations()
         for op in operations[notes.walked :]:
-            inputs = list(op.inputs)
-            of_inputs = [kinds.get(id(tensor)) for tensor in inputs]
-            if self.on_operation is not None:
-                self.on_operation(op, kinds)
-            results = _results(op.type, inputs, of_inputs, op.outputs, _functions(op))
-            for output, kind in results:
+            self._on_operation(op, kinds)
+            for output, kind in _results_of(op, kinds):
                 kinds.setdefault(id(output), notes.noted.get(id(output), kind))
         notes.walked = len(operations)
         return kinds
@@ -290,17 +292,16 @@ def _returned(
         for tensor, name in zip(body.inputs, of_inputs)
     }
     for op in body.get_operations():
-        inputs = list(op.inputs)
-        of_op = [kinds.get(id(tensor)) for tensor in inputs]
-        for output, kind in _results(
-            op.type, inputs, of_op, op.outputs, _functions(op)
-        ):
+        for output, kind in _results_of(op, kinds):
             kinds.setdefault(id(output), kind)
     returned = (kinds.get(id(output)) for output in body.outputs)
     return [None if kind is None else kind.name for kind in returned]
 
 
-def _functions(op: Op) -> List[str]:
+def _results_of(op: Op, kinds: OfTensors) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
+    """Yields each output of a graph's operation with its kind: see `_results`."""
+    of_inputs = [kinds.get(id(tensor)) for tensor in op.inputs]
     names = _FUNCTIONS_IN.get(op.type, ())
     called = tf.nest.flatten([op.get_attr(name) for name in names])
-    return [function.name for function in called]
+    functions = [function.name for function in called]
+    return _results(op.type, list(op.inputs), of_inputs, op.outputs, functions)

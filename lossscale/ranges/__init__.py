@@ -10,8 +10,7 @@ In the order of imports:
 * `model_state`: changes a model for a while, and leaves it exactly as it was;
 * `calls`: every call of a layer or an operation, in eager mode as in graphs;
 * `advice`: where what is not finite comes from, what to write against it, and a trial;
-* `training_step`: one step in eager mode, and its first fault;
-* `cure`: what to write against a fault, as far as trials confirm it;
+* `cure`: one step in eager mode, its first fault, and what a trial of float32 shows;
 * `nonfinite`: find_nonfinite, and its report;
 * `forward`: forward_ranges, and its report;
 * `gradient_report`: gradient_ranges, and its report.

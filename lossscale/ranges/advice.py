@@ -208,11 +208,9 @@ def _line(call: Call) -> str:
 class Trial(Watcher):
     """A run of the model as if some advice had been followed, and its faults."""
 
-    def __init__(self, advice: Advice, layers: Sequence[Any] = ()) -> None:
-        """`layers` compute in float32, besides those of the advice."""
+    def __init__(self, advice: Advice) -> None:
         super().__init__()
         self._advice, self._listens = advice, False
-        self._layers = list(layers)
         #: The faults by key of the tensor, in the order of computation.
         self.faults: Dict[int, Fault] = {}
         #: What each call computed in. A layer's own dtype is back after the trial.
@@ -220,7 +218,7 @@ class Trial(Watcher):
 
     @contextlib.contextmanager
     def noted(self, model: Any) -> Iterator[None]:
-        advice, layers = self._advice, list(self._layers)
+        advice, layers = self._advice, []
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
             makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")

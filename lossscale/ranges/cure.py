@@ -1,30 +1,193 @@
-"""What to write against a fault of a training step, as far as trials confirm it.
+"""What to write against a fault of a training step, as far as a trial confirms it.
 
-A trial computes the step again as if advice had been followed:
+A trial computes the step again as if advice had been followed, in eager mode, and is
+not applied:
 
 ```
 the layer at fault is float32, and what must be float32 with it:
-  no fault is left, and gradients reach the layers before it:  this is written
-  the same fault is left:   these are not written
-    the whole model in float32 has no fault:
-                            the fewest layers before it, in float32 too, that help
-    else:                   what its operation needs, say a small number in a divisor
-  another fault is left:    both are written
-  the trial cannot run, or gradients are all zero even in float32:
-                            this is written, and that it is undecided
+  no fault is left:        this is written
+  the same fault is left:  what its operation needs, say a small number in a divisor
+  another fault is left:   both are written
+  the trial cannot run:    this is written, and that it is undecided
 ```
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+import itertools
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow as tf
 
+from lossscale.gradients.check import dense_part
 from lossscale.ranges.advice import Advice, Fault, Trial
+from lossscale.ranges.calls import Call
+from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS
-from lossscale.ranges.training_step import TrainingStep
-from lossscale.runtime import keras_versions
+from lossscale.runtime import keras_versions, op_callbacks
+
+#: A loss scale at which gradients are finite that are only too large for float16.
+_LOW = 2.0**-24
+
+
+class TrainingStep:
+    """The loss, a `float32` tensor before it is scaled, and gradients of one batch."""
+
+    def __init__(
+        self,
+        model: Any,
+        data: Sequence[Any],
+        loss_in: Callable[[Trial], Any],
+        trial: Trial,
+        loss_scale: float,
+    ) -> None:
+        self._model, self._trial, self._scale = model, trial, loss_scale
+        self._grads: Dict[float, Dict[int, Any]] = {}
+        self._derivative: Optional[str] = None
+        with tf.GradientTape(persistent=True) as self._tape:
+            self._tape.watch(data)
+            self.loss = loss_in(trial)
+
+    @property
+    def calls(self) -> List[Call]:
+        return self._trial.calls
+
+    def first_fault(self) -> Optional[Fault]:
+        """Returns the first fault that a loss scale of 1 does not prevent, or None."""
+        forward = self._trial.at_fault(self.loss)
+        if forward:
+            return forward[0]
+        if is_bad(self.loss):
+            return Fault(None, dtype="float32", kinds=look(self.loss).kinds)
+        low = min(self._scale, 1.0)
+        return self._on_the_way_back(low) if self.kind_at(low) else None
+
+    def kind_at(self, scale: float) -> Optional[str]:
+        """Returns "inf", "-inf" or "nan" if some gradient is, at a loss scale."""
+        return kind_of(self._gradients(scale).values())
+
+    def reaches(self, path: Optional[str], scale: float) -> bool:
+        """Whether finite gradients, not all zero, reach the layers before a call."""
+        if self.kind_at(scale):
+            return False
+        grads = self._gradients(scale)
+        before = itertools.takewhile(
+            lambda call: path not in [c.path for c in (call, *call.around)], self.calls
+        )
+        calls = [call for call in before if call.parent is not None]
+        things = [w for c in calls for w in getattr(c.layer, "trainable_variables", ())]
+        if not any(id(thing) in grads for thing in things):
+            things = [t for c in self.calls if c.path == path for t in c.inputs]
+        received = [grads[id(t)] for t in things if id(t) in grads]
+        return not received or any(look(grad).largest > 0 for grad in received)
+
+    def _gradients(self, scale: float) -> Dict[int, Any]:
+        """Returns dense gradients at inputs, outputs and weights, by `id`."""
+        if scale not in self._grads:
+            tensors = [t for call in self.calls for t in (*call.inputs, *call.outputs)]
+            weights = self._model.trainable_variables
+            sources = [*tensors, *map(keras_versions.tensor_of, weights)]
+            first_bad = _FirstBad()
+            op_callbacks.add(first_bad)
+            scaled = tf.constant(scale, self.loss.dtype)
+            grads = self._tape.gradient(self.loss, sources, output_gradients=scaled)
+            first_bad.is_over = True
+            self._derivative = first_bad.operation
+            pairs = zip((*tensors, *weights), grads)
+            self._grads[scale] = {
+                id(source): dense_part(grad)
+                for source, grad in pairs
+                if grad is not None
+            }
+        return self._grads[scale]
+
+    def _on_the_way_back(self, scale: float) -> Fault:
+        """Returns the fault of a step in which only gradients are not finite."""
+        self._grads.pop(scale, None)  # so that its operations are looked at
+        grads, calls = self._gradients(scale), self.calls
+        derivative = self._derivative
+
+        def received(call: Call) -> List[Any]:
+            return [grads[id(t)] for t in call.outputs if id(t) in grads]
+
+        def left_by(call: Call) -> List[Any]:
+            things = [*call.inputs, *getattr(call.layer, "trainable_variables", ())]
+            return [grads[id(t)] for t in things if id(t) in grads]
+
+        def is_guilty(call: Call) -> bool:
+            is_given = received(call) and not kind_of(received(call))
+            return bool(is_given and kind_of(left_by(call)))
+
+        guilty = [call for call in calls if is_guilty(call)]
+        inner = [call for call in guilty if not any(call in c.around for c in guilty)]
+        if not inner:  # they were infinite or NaN already at the model's outputs
+            kinds = [kind_of(grads.values()), *map(kind_of, map(received, calls))]
+            worst = [kind for kind in kinds if kind][-1:]
+            wide = "float32"
+            return Fault(None, derivative, dtype=wide, kinds=worst, is_backward=True)
+        call = inner[-1]  # the first on the way back
+        kind, incoming, is_cast = kind_of(left_by(call)), received(call), False
+        if any(call in c.around for c in calls):
+            # Nobody may have written its `call`: Keras casts what a layer is given.
+            casts = list(_casts(self._trial, grads))
+            within = [
+                c for c, _ in casts if not any(c in other.around for other, _ in casts)
+            ]
+            if within:
+                call = within[-1]
+                kind, incoming = kind_of(received(call)), [dict(casts)[call]]
+                is_cast = True
+        return Fault(
+            call,
+            "Cast" if is_cast else derivative,
+            dtype=self._trial.dtypes[call],
+            kinds=[kind] if kind else [],
+            largest=max(look(grad).largest for grad in incoming),
+            is_backward=True,
+        )
+
+
+class _FirstBad:
+    """Notes the first operation with finite inputs and a result that is not finite."""
+
+    operation: Optional[str] = None
+    is_over = False
+
+    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
+        is_first = not self.is_over and self.operation is None
+        if is_first and any(map(is_bad, outputs)):
+            is_made = not any(map(is_bad, floats_in(list(inputs))))
+            self.operation = kind if is_made else None
+        return not self.is_over and self.operation is None
+
+
+def _casts(trial: Trial, grads: Dict[int, Any]) -> Iterator[Tuple[Call, Any]]:
+    """Yields the calls at which a finite float32 gradient overflows when it is cast."""
+    wide = [t for c in trial.calls for t in c.inputs if t.dtype == tf.float32]
+    wide = [t for t in wide if id(t) in grads and not is_bad(grads[id(t)])]
+    for call in trial.calls:
+        for out in call.outputs if trial.dtypes[call] in SIXTEEN_BITS else ():
+            for tensor in wide if is_bad(grads.get(id(out))) else ():
+                is_same = tensor.shape == out.shape
+                if is_same and bool(tf.reduce_all(tf.cast(out, tf.float32) == tensor)):
+                    yield call, grads[id(tensor)]
+
+
+def kind_of(values: Iterable[Any]) -> Optional[str]:
+    """Returns the kind of values that are not finite, NaN only if none is infinite."""
+    kinds = {kind for value in values for kind in look(value).kinds}
+    return next((kind for kind in WORDS if kind in kinds), None)
+
 
 #: What runs a training step within a trial.
 StepOf = Callable[[Trial], TrainingStep]
@@ -41,16 +204,6 @@ This alone is not enough. With it, another fault is left: """
 _UNDECIDED = """\
 Whether this is enough could not be tried, since the model does not run with it as it \
 is now: {error}"""
-_NOT_TRIED = """\
-Whether float32 helps could not be tried: {error} """
-_ALL_ZERO = """\
-With it the step is finite, but the layers before get gradients of zero on this batch, \
-in float32, too. So this does not decide whether they will learn: try another batch."""
-_BEFORE = """\
-{layer} alone in float32 has the same fault, since float16 has rounded what it is \
-given. With all of these in float32 it has none."""
-_WHOLE = """\
-The whole model in float32 has no such fault, but which layers need it was not found."""
 _NO_SCALE = "No loss scale helps."
 _TOO_LARGE = """\
 At the loss scale 2**-24 all gradients are finite, and they reach the layers before. \
@@ -107,19 +260,15 @@ class Cure:
 
     def __init__(
         self,
-        model: Any,
         keras: Any,
         step: TrainingStep,
         fault: Fault,
         step_of: StepOf,
         describe: Callable[[Fault], str],
     ) -> None:
-        self._model, self._keras, self._step = model, keras, step
+        self._keras, self._step = keras, step
         self._fault, self._step_of, self._describe = fault, step_of, describe
         self._error = ""
-        self._path = _path_of(fault)
-        self._whole: Optional[TrainingStep] = None
-        self._has_whole = False
 
     def __str__(self) -> str:
         text = self.text()
@@ -132,55 +281,36 @@ class Cure:
     def text(self) -> str:
         """Returns what to write, without what a loss scale can do."""
         fault = self._fault
-        if fault.dtype not in SIXTEEN_BITS and fault.call is not None:
-            return self._with_layers_before(_COMPUTED_IN_32)
         if fault.call is None:
-            return self._with_layers_before("")
-        advice, tried = Advice(self._keras, [fault]), self._trial
+            return self._remedy()
+        if fault.dtype not in SIXTEEN_BITS:
+            return _COMPUTED_IN_32 + self._remedy()
+        advice = Advice(self._keras, [fault])
         advice.try_out(Trial, self._faults_in)
-        after = tried(advice)
+        after = self._trial(advice)
         if after is None:
-            undecided = _UNDECIDED.format(error=self._error)
-            return _joined(str(advice), undecided)
+            return _joined(str(advice), _UNDECIDED.format(error=self._error))
         left = after.first_fault()
         if left is None:
             self.is_confirmed = True
-            if after.usable_scale(self._path) is not None:
-                return str(advice)
-            return self._where_gradients_are_zero(advice)
+            return str(advice)
         if _is_same(left, fault):
-            return self._with_layers_before(
-                _CASTS_ITSELF.format(dtype=left.dtype)
-                if left.dtype in SIXTEEN_BITS
-                else _TRIED
-            )
+            is_narrow = left.dtype in SIXTEEN_BITS
+            tried = _CASTS_ITSELF.format(dtype=left.dtype) if is_narrow else _TRIED
+            return tried + self._remedy()
         # What was added for the fault that is left is not advised.
         kept = [other for other in advice.faults if not _is_same(other, left)]
-        fewer = Advice(self._keras, kept)
-        others = Cure(
-            self._model, self._keras, after, left, self._step_of, self._describe
-        )
-        rest = others._with_layers_before(_COMPUTED_IN_32)
-        return _joined(str(fewer), f"{_WITH_THAT}{self._describe(left)} {rest}")
+        rest = Cure(self._keras, after, left, self._step_of, self._describe)._remedy()
+        said = f"{_WITH_THAT}{self._describe(left)} {_COMPUTED_IN_32}{rest}"
+        return _joined(str(Advice(self._keras, kept)), said)
 
     def is_too_large(self) -> bool:
         """Whether gradients are too large for float16 only, so that a scale helps."""
-        scale, whole = self._step.usable_scale(self._path), self.whole
-        is_below = scale is not None and scale < 1.0
-        return is_below and whole is not None and whole.first_fault() is None
+        return self.is_confirmed and self._step.reaches(_path_of(self._fault), _LOW)
 
-    @property
-    def whole(self) -> Optional[TrainingStep]:
-        """The step with all layers in float32. None: it cannot run so."""
-        if not self._has_whole:
-            layers = keras_versions.layers_of(self._model)
-            self._whole = self._trial(Advice(self._keras), layers)
-            self._has_whole = True
-        return self._whole
-
-    def _trial(self, advice: Advice, layers: Sequence[Any] = ()) -> Optional[Any]:
+    def _trial(self, advice: Advice) -> Optional[Any]:
         try:
-            return self._step_of(Trial(advice, layers))
+            return self._step_of(Trial(advice))
         except (tf.errors.OpError, TypeError, ValueError) as error:
             self._error = f"{error!s:.200}"
             return None
@@ -188,54 +318,6 @@ class Cure:
     def _faults_in(self, trial: Trial) -> List[Fault]:
         fault = self._step_of(trial).first_fault()
         return [fault] if fault and fault.dtype in SIXTEEN_BITS else []
-
-    def _where_gradients_are_zero(self, advice: Advice) -> str:
-        whole = self.whole
-        if whole is None or whole.usable_scale(self._path) is None:
-            return _joined(str(advice), _ALL_ZERO)
-        fewest = self._fewest_layers_before()
-        return str(fewest) if fewest else _joined(str(advice), _ALL_ZERO)
-
-    def _with_layers_before(self, tried: str) -> str:
-        """Returns the text where float32 in the layer at fault does not help."""
-        whole = self.whole
-        if whole is None and self._fault.dtype in SIXTEEN_BITS:
-            return _NOT_TRIED.format(error=self._error) + self._remedy()
-        if whole is not None and whole.first_fault() is None and self._is_narrow():
-            fewest = self._fewest_layers_before()
-            if fewest is None:
-                return _joined(self._remedy(), _WHOLE)
-            self.is_confirmed = True
-            alone = self._fault.call and _BEFORE.format(layer=self._path)
-            return _joined(str(fewest), alone or "")
-        return tried + self._remedy()
-
-    def _is_narrow(self) -> bool:
-        return any(call.dtype in SIXTEEN_BITS for call in self._step.calls)
-
-    def _fewest_layers_before(self) -> Optional[Advice]:
-        """Returns the fewest layers up to the fault that help if they are float32."""
-        calls = [c for c in self._step.before(self._path) if c.dtype in SIXTEEN_BITS]
-        faults = [self._fault] if self._fault.dtype in SIXTEEN_BITS else []
-        fewest, most, best = 0, len(calls), None
-        while fewest < most or best is None:
-            middle = (fewest + most) // 2 if best is not None else most
-            chosen = [Fault(call, dtype=call.dtype) for call in calls[-middle:]]
-            advice = Advice(self._keras, [*faults, *chosen] if middle else faults)
-            advice.try_out(Trial, self._faults_in)
-            step = self._trial(advice)
-            is_cured = (
-                step is not None
-                and step.first_fault() is None
-                and step.usable_scale(self._path) is not None
-            )
-            if is_cured:
-                best, most = advice, middle
-            elif best is None:
-                return None
-            else:
-                fewest = middle + 1
-        return best
 
     def _remedy(self) -> str:
         fault = self._fault

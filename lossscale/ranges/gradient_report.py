@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale import arguments, removed
+from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import exponents, inputs
@@ -57,8 +57,7 @@ class GradientRanges(Ranges):
 
     def __getattr__(self, name: str) -> Any:
         near = arguments.did_you_mean(name, dir(self))
-        unknown = f"`GradientRanges` has no attribute {name!r}.{near}"
-        raise AttributeError(removed.sentence(f"GradientRanges.{name}", unknown))
+        raise AttributeError(f"`GradientRanges` has no attribute {name!r}.{near}")
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.

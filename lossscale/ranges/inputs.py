@@ -15,7 +15,6 @@ from lossscale.ranges.magnitudes import floats_in, look
 from lossscale.runtime import keras_versions
 from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
-from lossscale.scales.uses import shown_value
 
 #: x, y and sample weights, as tensors; None where there are none.
 Batch = Tuple[Any, Any, Any]
@@ -114,7 +113,7 @@ def scale_of(model: Any) -> float:
         # Ours or Keras 2's wrapper; Keras 3's wrapper, built or not; Keras 3's others.
         value = getattr(optimizer, name, None)
         if isinstance(value, LossScale):
-            return shown_value(value)
+            return value._to_show()
         if value is not None:
             return float(value.numpy() if hasattr(value, "numpy") else value)
     return 1.0

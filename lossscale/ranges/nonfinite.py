@@ -11,10 +11,9 @@ from lossscale import arguments
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault, Trial
-from lossscale.ranges.cure import Cure
+from lossscale.ranges.cure import Cure, TrainingStep
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import unchanged
-from lossscale.ranges.training_step import TrainingStep
 from lossscale.runtime import float16_weights, keras_versions
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
@@ -210,7 +209,7 @@ def find_nonfinite(
             def describe(other: Fault) -> str:
                 return str(_report_of(other, data))
 
-            to_write = str(Cure(model, keras, step, fault, step_of, describe))
+            to_write = str(Cure(keras, step, fault, step_of, describe))
             hidden = not fault.is_backward and not is_bad(step.loss)
             report = dataclasses.replace(report, to_write=to_write, is_hidden=hidden)
     optimizer = getattr(model, "optimizer", None)

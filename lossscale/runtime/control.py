@@ -63,7 +63,10 @@ def not_inlined(function: Callable[[], Results]) -> Results:
 
 
 def either(
-    condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
+    condition: Flag,
+    true_fn: Callable[[], Results],
+    false_fn: Callable[[], Results],
+    is_small: bool = False,
 ) -> Results:
     """Returns the results of one of two functions, and runs only that, under XLA too.
 
@@ -73,12 +76,13 @@ def either(
     nobody uses it. XLA would also keep a `tf.switch_case` of three, but computes the
     constants that enter it while compiling: minutes for the gradients of a convolution.
 
-    Both functions return as many tensors, of the same dtypes and shapes.
+    Both functions return as many tensors, of the same dtypes and shapes. If both
+    `is_small`, XLA may run both and select: on a GPU no host has to wait.
     """
     value = _static_value(condition)
     if value is not None:
         return true_fn() if value else false_fn()
-    if not mode.current().by_xla:
+    if is_small or not mode.current().by_xla:
         return _cond(condition, true_fn, false_fn)
 
     def with_a_draw() -> Results:
@@ -94,15 +98,9 @@ def either(
 
 
 def run_either(
-    condition: Flag,
-    true_fn: Callable[[], Results],
-    false_fn: Callable[[], Results],
-    is_small: bool = False,
+    condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
 ) -> Results:
-    """Runs one of two functions for what they change. `group_ops` takes the result.
-
-    If both `is_small`, XLA may run both and select: on a GPU no host has to wait.
-    """
+    """Runs one of two functions for what they change. `group_ops` takes the result."""
     value = _static_value(condition)
     if value is not None:
         return true_fn() if value else false_fn()
@@ -111,8 +109,7 @@ def run_either(
         with tf.control_dependencies([group_ops([function()])]):
             return tf.constant(True)
 
-    branches = [lambda: after(true_fn), lambda: after(false_fn)]
-    return _cond(condition, *branches) if is_small else either(condition, *branches)
+    return either(condition, lambda: after(true_fn), lambda: after(false_fn))
 
 
 def _cond(

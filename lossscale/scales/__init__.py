@@ -5,14 +5,13 @@ here is one loss scale, such as `headroom.py`, and imports only `base` and `adju
 of this package. The others, in the order of imports:
 
 * `checks`: checks of what a user's loss scale returns;
-* `adjustment`: one step of a loss scale: it is judged, its rule runs, it is counted;
-* `uses`: what a loss scale reports of its uses, and what optimizers ask of it;
-* `variables`: Stateful, what makes a loss scale an object with variables;
-* `subclasses`: what a subclass has of its own, also one that was written for 2.x;
+* `adjustment`: one step of a loss scale: its rule runs, it is counted;
+* `variables`: what loss scales and guards have in common;
 * `base`: the contract, LossScale;
+* `guard`: the contract of what leaves finite steps out, Guard;
 * `fixed`, `dynamic`: one rule each;
 * `serialization`: loss scales from names, numbers and configs, and their configs;
-* `spike_guard`: holds another loss scale, and skips steps with huge gradients;
+* `spike_guard`: a guard that leaves out steps with huge gradients;
 * `ignored_losses`: how many bad losses in a row, or nearly, a rule may ignore.
 
 Begin with `base`. docs/own-loss-scale.md shows the whole file of a new loss scale, and

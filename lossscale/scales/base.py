@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import abc
-import inspect
+import functools
 from types import SimpleNamespace
 from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    Dict,
     FrozenSet,
     Mapping,
+    NamedTuple,
     Optional,
     Tuple,
 )
@@ -21,25 +20,59 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
-from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor
+from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.number_like import NumberLike
-from lossscale.scales import subclasses
-from lossscale.scales.adjustment import (
-    State,
-    Verdict,
-    adjust_to_step,
-    assign,
-    new_values,
-)
+from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.checks import checked_step
-from lossscale.scales.uses import scale_for, takes_the_flag
-from lossscale.scales.variables import Stateful
+from lossscale.scales.variables import HasVariables
 
 
-class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
+class Product(NamedTuple):
+    """A loss that was multiplied by a loss scale.
+
+    `factor` is `loss_scale` in the dtype in which it multiplied the loss. None: a
+    subclass multiplied in its own way. `product` is the scaled loss.
+    """
+
+    loss: Tensor
+    loss_scale: Scalar
+    factor: Optional[Scalar]
+    product: Tensor
+
+
+class Observer:
+    """To whom a loss scale ("it") reports each use: here to nobody.
+
+    Optimizers that share it set another one.
+    """
+
+    def note_read(self, tensor: Scalar) -> None:
+        """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
+
+    def note_float(self) -> None:
+        """A program read it as a Python number. No graph shows where that goes."""
+
+    def note_loss(self, product: Product, owner: Any) -> None:
+        """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
+
+    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
+        """Gradients were divided by a tensor of it, without a check."""
+
+    def note_restored(self) -> None:
+        """A checkpoint is about to set its variables, in eager mode."""
+
+    def __deepcopy__(self, memo: object) -> Observer:
+        return Observer()  # the copy of a loss scale has other optimizers
+
+
+#: The methods of which `_overridden` tells whether a subclass has its own.
+_OVERRIDABLE = ("update", "next_state", "scale", "scale_by", "_value")
+
+
+class LossScale(NumberLike, HasVariables):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
@@ -54,9 +87,8 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
     update(grads):
       is_finite = every gradient is finite        # on each replica
       is_finite = is_finite on every replica      # an all-reduce of one scalar
-      verdict = judge(state, is_finite)           # should_apply = is_finite
-      if verdict.is_told: state = next_state(state, is_finite)
-      should_apply_gradients = is_finite and verdict.should_apply
+      state = next_state(state, is_finite)
+      should_apply_gradients = is_finite
     ```
 
     A loss scale acts as its number: `loss * loss_scale` is a tensor, and in eager mode
@@ -64,12 +96,10 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     Args:
       initial_loss_scale: A positive number within float32's normal range, or None: the
-        class holds another loss scale, or implements `__call__`.
+        class implements `__call__`.
 
     Attributes:
       needs_largest: A boolean that a subclass sets: `next_state` gets `largest`, too.
-      left_out_as: A string that a subclass sets if it overrides `judge`: what reports
-        call the steps that it leaves out, such as `"all zero"`.
       checks_gradients: A boolean. If it is False, every step is applied.
       current_loss_scale: `float32` variable of shape `[]`.
       skipped_steps: `int64` variable of shape `[]`: steps whose gradients were not
@@ -84,20 +114,50 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     needs_largest: bool = False
     checks_gradients: bool = True
-    skips_spikes: bool = False
-    left_out_as: str = ""
     initial_loss_scale: float
+    ignored_loss_steps: Optional[Variable] = None
     has_scaled: bool = False
     has_been_read: bool = False
     _can_change: bool = True
-    #: Which of the methods in `subclasses` a subclass has of its own.
+    #: To whom each use is reported: one for all optimizers that share it.
+    _observer = Observer()
+    #: Which of `_OVERRIDABLE` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
-    #: Whether it has `needs_largest` only since the one that it holds needs it.
-    _largest_is_for_held: bool = False
+    _base_call = "super().__init__(initial_loss_scale)"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        subclasses.adapt(cls, LossScale)
+        if hasattr(cls, "judge"):
+            raise TypeError(
+                "A loss scale must not have `judge`, got one in "
+                f"{cls.__name__}. Derive it from lossscale.Guard, and write "
+                f"LossScaleOptimizer(inner_optimizer, guard={cls.__name__}(...))."
+            )
+        if cls.adjust is not LossScale.adjust:
+            raise TypeError(
+                "`adjust` must not be overridden, got one in "
+                f"{cls.__name__}. Write the rule in `next_state(state, is_finite)`."
+            )
+        if "__call__" in vars(cls):
+            cls._report_reads(vars(cls)["__call__"])
+        cls._overridden = frozenset(
+            n for n in _OVERRIDABLE if getattr(cls, n) is not getattr(LossScale, n)
+        )
+
+    @classmethod
+    def _report_reads(cls, compute: Callable[[Any], Any]) -> None:
+        """Makes a class's own `__call__`, `compute`, report that a program reads it."""
+
+        def _value(self: LossScale) -> Tensor:
+            # A user's may return a variable or a number.
+            return tf.convert_to_tensor(compute(self))
+
+        @functools.wraps(compute)
+        def __call__(self: LossScale) -> Any:  # noqa: N807 - it is the class's
+            return self._note_read(_value(self))
+
+        of_class: Any = cls
+        of_class._value, of_class.__call__ = _value, __call__
 
     def __init__(self, initial_loss_scale: Optional[float] = None) -> None:
         if initial_loss_scale is not None:
@@ -107,8 +167,6 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         super().__init__()
         # tf.Module does not search this object, so that no file holds what is in it.
         self._unsaved = SimpleNamespace(largest=None)
-        if initial_loss_scale is None:
-            self._hold()
         # These names, and those of subclasses' variables, are checkpoint format.
         self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
         self.consecutive_skipped_steps = self._add_weight(
@@ -123,26 +181,13 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "loss_scale" and "_unsaved" in vars(self):
-            self._hold()
-
-    def _hold(self) -> None:
-        """Adopts what a loss scale that it holds needs, or raises. It may hold none."""
-        held = self._held()
-        if held is None:
-            return
-        has_own = self._overridden & {"update", "adjust", "_adjust"}
-        if not (has_own or takes_the_flag(held)):
+        if name == "loss_scale" and isinstance(value, LossScale):
             raise TypeError(
-                f"`loss_scale` must work with `adjust`, got {type(held).__name__}, "
-                "which overrides `update`. Write its rule in `next_state`."
+                "A loss scale must not hold another one, got "
+                f"{type(value).__name__} for the attribute `loss_scale` of "
+                f"{type(self).__name__}. What leaves steps out is a lossscale.Guard."
             )
-        words = dict.fromkeys([type(self).left_out_as, held.left_out_as])
-        self.left_out_as = " or ".join(filter(None, words))
-        if held.needs_largest and not self.needs_largest:
-            self.needs_largest = self._largest_is_for_held = True
-            self.keep_largest()
+        super().__setattr__(name, value)
 
     def __call__(self) -> Any:
         """Returns the current loss scale, a `float32` tensor of shape `[]`."""
@@ -152,29 +197,59 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         """Returns what `__call__` returns, without reporting the read."""
         if hasattr(self, "current_loss_scale"):
             return tf.convert_to_tensor(self.current_loss_scale)
-        held = self._held()
-        if held is None and "_unsaved" not in vars(self):
+        if "_unsaved" not in vars(self):
             raise self._missing("current_loss_scale")
-        if held is None:
-            raise NotImplementedError(
-                f"{type(self).__name__} must implement `__call__`, or pass "
-                "`initial_loss_scale` to `super().__init__`."
-            )
-        return held._value()
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement `__call__`, or pass "
+            "`initial_loss_scale` to `super().__init__`."
+        )
 
     def _note_read(self, value: Tensor) -> Tensor:
         # The caller may multiply a loss by it.
         self.has_been_read = True
-        if self._observer is not None:
-            self._observer.note_read(value)
+        self._observer.note_read(value)
         return value
 
-    def _held(self) -> Optional[LossScale]:
-        """Returns the loss scale whose value and steps this one has, or None."""
-        if hasattr(self, "current_loss_scale"):
-            return None
-        held = getattr(self, "loss_scale", None)
-        return held if isinstance(held, LossScale) else None
+    def _scaled(self, loss: Tensor, owner: Any) -> Any:
+        """Returns the scaled loss, and reports it. `owner` is an optimizer, or None."""
+        value = self._value()
+        if owner is not None and "scale" in self._overridden:
+            product = Product(loss, value, None, self.scale(loss))
+        elif "scale_by" in self._overridden:
+            product = Product(loss, value, None, self.scale_by(loss, value))
+        else:
+            wide = arithmetic.widened(loss)
+            factor = tf.cast(value, wide.dtype)
+            product = Product(loss, value, factor, arithmetic.multiply(wide, factor))
+        self.__dict__.update(has_scaled=True)
+        self._observer.note_loss(product, owner)
+        return product.product
+
+    @property
+    def _was_used(self) -> bool:
+        """Whether anybody has scaled a loss by it, or read it as a tensor."""
+        return self.has_scaled or self.has_been_read
+
+    @property
+    def _takes_flag(self) -> bool:
+        """Whether it is adjusted by the flag, not in an `update` of its own."""
+        return "update" not in self._overridden
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        # Private to TensorFlow, which calls it with each name that a checkpoint holds
+        # for this object, before it sets any variable. Without this method, what older
+        # checkpoints do not hold would keep the value that it has.
+        if name in ("skipped_steps", "current_loss_scale"):
+            self._forget_ignored()
+        return super()._lookup_dependency(name, *args)
+
+    def _forget_ignored(self) -> None:
+        """Sets to 0 what files of 3.0.0 and older do not hold."""
+        if not mode.current().knows_values:
+            return
+        if self.ignored_loss_steps is not None:
+            self.ignored_loss_steps.assign(0)
+        self._observer.note_restored()
 
     if TYPE_CHECKING:
         # A rule that looks at the gradients takes a third argument.
@@ -203,25 +278,6 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
             f"{type(self).__name__} must implement `next_state(state, is_finite)`, or "
             "override the whole `update(grads)`."
         )
-
-    def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
-        """Is the `super()._adjust` of a class that was written for 2.x.
-
-        Such a class overrides it, not `next_state`: it assigns, and returns an op.
-        """
-        held = self._held()
-        results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
-        values = new_values(self, is_finite, largest)
-        return [*results, assign(self, values)]
-
-    @abc.abstractmethod
-    def get_config(self) -> Dict[str, Any]:
-        """Returns the constructor's arguments, not the state, as a dict for JSON."""
-
-    @classmethod
-    def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale in its initial state, given a `get_config()`."""
-        return cls(**config)
 
     @do_not_convert
     def update(self, grads: Any) -> Tuple[Op, Any]:
@@ -267,22 +323,10 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         """Keeps the greatest magnitude of each step's gradients in `last_largest`.
 
         The rule does not get it. Call this before tracing, in the strategy's scope.
-
-        Raises:
-          TypeError: A subclass overrides `adjust` without the argument `largest`.
         """
-        if self.last_largest is not None:
-            return
-        signature = inspect.signature(self.adjust)
-        try:
-            signature.bind(True, 1.0)
-        except TypeError:
-            raise TypeError(
-                f"`adjust` of {type(self).__name__} must take `largest` as second "
-                f"argument, got adjust{signature}. Write `def adjust(self, is_finite, "
-                "largest=None)`, and pass both to `super().adjust(is_finite, largest)`."
-            ) from None
-        self._unsaved.largest = replicas.new_variable("last_largest", 0.0, tf.float32)
+        if self.last_largest is None:
+            new = replicas.new_variable("last_largest", 0.0, tf.float32)
+            self._unsaved.largest = new
 
     @do_not_convert
     def adjust(
@@ -310,31 +354,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         """
         is_used = self.last_largest is not None
         is_finite, largest = checked_step(is_finite, largest, is_used)
-        return adjust_to_step(self, is_finite, largest, calls_adjust=False)
-
-    def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
-        """Decides about a step, and changes nothing.
-
-        A subclass that leaves out finite steps overrides it, and sets `left_out_as`. It
-        can only leave a step out: one that is not finite is never applied.
-
-        Args:
-          state: As in `next_state`.
-          is_finite: As in `next_state`.
-          largest: As in `next_state`. None if `last_largest` is.
-
-        Returns:
-          A `Verdict`: whether the step is applied, whether the rule learns of it, and
-          new values of variables that are assigned in any case.
-        """
-        del state, largest
-        return Verdict(is_finite)
-
-    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Any:
-        """Is the `super()._judge` of a class that was written for 2.x."""
-        classes: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][:-1]
-        judge = super(classes[-1], self).judge if classes else self.judge
-        return judge(State(self), is_finite, largest)
+        return adjust_to_step(self, is_finite, largest)
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -347,7 +367,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
-        return scale_for(self, loss, owner=None)
+        return self._scaled(loss, owner=None)
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
@@ -356,8 +376,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         So the loss and a metric can have the same.
         """
         self.__dict__.update(has_scaled=True)
-        if self._observer is not None:
-            self._observer.note_read(loss_scale)
+        self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
 
     @do_not_convert
@@ -375,8 +394,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         """
         divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)
-        if self._observer is not None:
-            self._observer.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
+        self._observer.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
         return unscaled
 
     @do_not_convert
@@ -390,6 +408,5 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     def __float__(self) -> float:
         number = self._to_show()
-        if self._observer is not None:
-            self._observer.note_float()
+        self._observer.note_float()
         return number

@@ -1,4 +1,4 @@
-"""Checks of what a user's loss scale returns, and of what `adjust` is given."""
+"""Checks of what a user's loss scale or guard returns, and what `adjust` is given."""
 
 from __future__ import annotations
 
@@ -74,20 +74,17 @@ def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
     return None
 
 
-def checked_verdict(
-    loss_scale: LossScale, verdict: Any, kind: Type[Any]
-) -> Tuple[Flag, Flag, Dict[str, Tensor]]:
-    """Returns the fields of a verdict, an object of class `kind`, or raises."""
-    wanted = f"`judge` of {type(loss_scale).__name__} must return a Verdict"
-    if not isinstance(verdict, kind):
+def checked_verdict(guard: Any, verdict: Any) -> Tuple[Flag, Dict[str, Tensor]]:
+    """Returns what a guard's `judge` has returned, a flag and new values, or raises."""
+    wanted = f"`judge` of {type(guard).__name__} must return (should_apply, values)"
+    if not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
         raise TypeError(
-            f"{wanted}, got {shown(verdict)}. Write "
-            "lossscale.Verdict(should_apply=is_finite)."
+            f"{wanted}, got {shown(verdict)}. Write return should_apply, {{}} if no "
+            "variable changes."
         )
     should_apply = _flag(f"{wanted} whose `should_apply` is", verdict[0])
-    is_told = _flag(f"{wanted} whose `is_told` is", verdict[1])
-    kept = checked_values(loss_scale, f"{wanted} whose `kept` is", verdict[2])
-    return should_apply, is_told, kept
+    values = checked_values(guard, f"{wanted} whose `values` are", verdict[1])
+    return should_apply, values
 
 
 def _flag(wanted: str, value: Any) -> Flag:

@@ -60,7 +60,6 @@ def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
 def count_ignored_steps(loss_scale: LossScale) -> None:
     """Has a loss scale count ignored bad steps. Called in the strategy's scope."""
     if loss_scale.ignored_loss_steps is None:
-        # Of a chain only the outermost has it: its name needs no prefix.
         counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
         loss_scale._track_trackable(counted, IGNORED_STEPS)
         loss_scale.ignored_loss_steps = counted

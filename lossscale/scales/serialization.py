@@ -8,14 +8,20 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from lossscale import arguments, presets, removed
+from lossscale import arguments, presets
 from lossscale.arguments import shown
 from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.guard import Guard
+from lossscale.scales.variables import HasVariables
 
-_FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
+_FROM_CONFIG = HasVariables.from_config.__func__  # type: ignore[attr-defined]
+_NO_LOSS_SCALE = """\
+`loss_scale` must be a loss scale, got a {0}, which is a guard and holds none. Write \
+LossScaleOptimizer(inner_optimizer, "dynamic", guard={0}(...)); for bfloat16 and \
+float32, lossscale.FixedLossScale(1, skip_nonfinite=True) in place of "dynamic"."""
 
 
 def get(identifier: Any) -> Optional[LossScale]:
@@ -48,7 +54,7 @@ def get(identifier: Any) -> Optional[LossScale]:
         loss_scale: LossScale = as_loss_scale()
         return loss_scale
     if isinstance(identifier, dict):
-        return _deserialized("loss_scale", identifier)
+        return get(_deserialized("loss_scale", identifier))
     if isinstance(identifier, str):
         return DynamicLossScale.from_preset(
             presets.preset_name("loss_scale", identifier)
@@ -58,17 +64,32 @@ def get(identifier: Any) -> Optional[LossScale]:
     ours = _as_ours(identifier)
     if ours is not None:
         return ours
+    if isinstance(identifier, Guard):
+        raise TypeError(_NO_LOSS_SCALE.format(type(identifier).__name__))
     raise TypeError(
         "`loss_scale` must be a number, a preset's name, a config, a LossScale or a "
         f"LossScaleManager, got {arguments.typed(identifier)}."
     )
 
 
-def serialize(loss_scale: LossScale) -> Dict[str, Any]:
+def get_guard(identifier: Any) -> Optional[Guard]:
+    """Returns the guard that an argument called `guard` stands for."""
+    if isinstance(identifier, dict):
+        identifier = _deserialized("guard", identifier)
+    if identifier is None or isinstance(identifier, Guard):
+        return identifier
+    raise TypeError(
+        "`guard` must be a lossscale.Guard, such as SpikeGuard(), or None, got "
+        f"{arguments.typed(identifier)}."
+    )
+
+
+def serialize(loss_scale: HasVariables) -> Dict[str, Any]:
     """Returns a config that JSON can hold, and `deserialize` turns into a loss scale.
 
     Args:
-      loss_scale: A `LossScale`. The config holds its arguments, not its state.
+      loss_scale: A `LossScale` or a `Guard`. The config holds its arguments, not its
+        state.
 
     Returns:
       `{"class_name": ..., "config": ...}`.
@@ -78,7 +99,7 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
       NotImplementedError: It is of a `LossScaleManager` of your own, or has no config
         for another reason.
     """
-    if not isinstance(loss_scale, LossScale):
+    if not isinstance(loss_scale, HasVariables):
         raise TypeError(f"`loss_scale` must be a LossScale, got {shown(loss_scale)}.")
     name = registry.registered_name(type(loss_scale))
     return {"class_name": name, "config": loss_scale.get_config()}
@@ -86,7 +107,7 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
 
 def deserialize(
     config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
-) -> LossScale:
+) -> Any:
     """Returns a new loss scale from `serialize`'s config.
 
     Args:
@@ -95,7 +116,7 @@ def deserialize(
         with `keras.saving.register_keras_serializable`.
 
     Returns:
-      A `LossScale` in its initial state.
+      A `LossScale`, or a `Guard`, in its initial state.
 
     Raises:
       TypeError: `config` is not such a dict, or an argument is unknown or of a wrong
@@ -107,7 +128,7 @@ def deserialize(
 
 def _deserialized(
     argument: str, config: Any, custom_objects: Optional[Dict[str, Any]] = None
-) -> LossScale:
+) -> Any:
     """Like `deserialize`, but `argument` is what errors call the config."""
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
         raise TypeError(
@@ -118,10 +139,9 @@ def _deserialized(
     name = name if name and isinstance(name, str) else config["class_name"]
     cls = (custom_objects or {}).get(name)
     cls = cls or registry.registered_class(name, custom_objects)
-    if not (isinstance(cls, type) and issubclass(cls, LossScale)):
-        if getattr(cls, "__module__", None) == removed.__name__:
-            raise ValueError(removed.sentence(cls.__name__))
-        names = [subclass.__name__ for subclass in LossScale.__subclasses__()]
+    if not (isinstance(cls, type) and issubclass(cls, HasVariables)):
+        ours = [*LossScale.__subclasses__(), *Guard.__subclasses__()]
+        names = [subclass.__name__ for subclass in ours]
         near = arguments.did_you_mean(name, [*names, *(custom_objects or {})])
         raise ValueError(
             f"`{argument}` must name a LossScale class that is registered, got "

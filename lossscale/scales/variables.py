@@ -1,27 +1,28 @@
-"""Stateful: what makes a loss scale an object with variables."""
+"""HasVariables: what loss scales and guards have in common, variables with a config."""
 
 from __future__ import annotations
 
+import abc
 import numbers
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Dict
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Variable
-from lossscale.scales.uses import Observer
 
 
-class Stateful(tf.Module):
-    """The base class of LossScale, which documents its attributes."""
+class HasVariables(tf.Module, metaclass=abc.ABCMeta):
+    """An object with variables that checkpoints hold, and arguments that configs hold.
 
-    ignored_loss_steps: Optional[Variable] = None
-    #: To whom each use is reported: see `observer_of`.
-    _observer: Optional[Observer] = None
+    Its constructor sets `_unsaved` when it has made the variables of every such object.
+    """
+
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
+    #: How a constructor calls that of its base, for an error.
+    _base_call: str = "super().__init__()"
 
     if not TYPE_CHECKING:  # or a type checker would allow every name
 
@@ -36,9 +37,8 @@ class Stateful(tf.Module):
         problem = f"{cls!r} object has no attribute {name!r}"
         if "_unsaved" not in vars(self):
             problem = (
-                f"`__init__` of {cls} must call `super().__init__(initial_loss_scale)`"
-                ", which makes the variables of every loss scale, got no such call: "
-                f"{problem}. Without an initial loss scale, call `super().__init__()`."
+                f"`__init__` of {cls} must call `{self._base_call}`, which makes the "
+                f"variables of every such object, got no such call: {problem}."
             )
         return AttributeError(problem)
 
@@ -57,23 +57,6 @@ class Stateful(tf.Module):
             )
         super().__setattr__(name, value)
 
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this object, before it sets any variable. Without this method, what older
-        # checkpoints do not hold would keep the value that it has.
-        if name in ("skipped_steps", "current_loss_scale"):
-            self._forget_ignored()
-        return super()._lookup_dependency(name, *args)
-
-    def _forget_ignored(self) -> None:
-        """Sets to 0 what files of 3.0.0 and older do not hold."""
-        if not mode.current().knows_values:
-            return
-        if self.ignored_loss_steps is not None:
-            self.ignored_loss_steps.assign(0)
-        if self._observer is not None:
-            self._observer.note_restored()
-
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
@@ -89,7 +72,14 @@ class Stateful(tf.Module):
             is_scalar = isinstance(value, tf.Variable) and not value.shape.rank
             if is_scalar and mode.current().knows_values:
                 state[name] = value.numpy()
-            elif name in config and isinstance(value, tf.Module):
-                config[name] = value  # a loss scale within shows its own state
         listed = ", ".join(f"{k}={value}" for k, value in {**state, **config}.items())
         return f"{type(self).__name__}({listed})"
+
+    @abc.abstractmethod
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the constructor's arguments, not the state, as a dict for JSON."""
+
+    @classmethod
+    def from_config(cls, config: Dict[str, Any]) -> Any:
+        """Returns a new object in its initial state, given a `get_config()`."""
+        return cls(**config)

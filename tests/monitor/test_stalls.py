@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from lossscale.monitor.skips import Skips
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.monitor.reading import Reading
-from lossscale.monitor.skips import Skips
 from lossscale.monitor.watched import Watched
 from lossscale.runtime import keras_versions
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from faulty import told_of
+from lossscale.monitor.skips import Skips
 from models import data, regression, variable_of
 
 from lossscale import (
@@ -17,7 +18,6 @@ from lossscale import (
     LossScaleOptimizer,
 )
 from lossscale.monitor.reading import Reading, read
-from lossscale.monitor.skips import Skips
 from lossscale.monitor.watched import Watched
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,6 @@ import gc
 import pytest
 import tensorflow as tf
 from exact import S, sharing
-
 from lossscale.optimizer.state import Stage
 
 pytestmark = pytest.mark.smoke

@@ -8,9 +8,9 @@ import weakref
 import pytest
 import tensorflow as tf
 from exact import Trained, changes_nothing, clip, sharing
+from lossscale.provenance.witness import Witness
 
 from lossscale.provenance.walk import notes_of
-from lossscale.provenance.witness import Witness
 from lossscale.runtime import graphs
 
 PUBLIC = [name for name in vars(Witness) if not name.startswith("_")]

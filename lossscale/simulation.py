@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
+from functools import partial
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from lossscale import arguments, removed
+from lossscale import arguments
 from lossscale.arguments import shown
 from lossscale.plotting import pyplot
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
+from lossscale.scales import serialization
 from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import LossScale
+from lossscale.scales.guard import Guard, guarded
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.ignored_losses import count_ignored_steps, raised
 
@@ -124,6 +126,7 @@ class Simulation:
 def simulate(
     loss_scale: LossScale,
     *,
+    guard: Optional[Guard] = None,
     is_finite: Any = None,
     limit: Any = None,
     largest: Any = None,
@@ -148,6 +151,7 @@ def simulate(
 
     Args:
       loss_scale: A `LossScale`.
+      guard: A `Guard`, or None.
       is_finite: A `bool` array of shape `[steps]`, the run's flags, or None.
       limit: A float array of shape `[steps]` without NaN, or None, instead of flags: a
         step overflows if its scale is greater.
@@ -189,8 +193,12 @@ def simulate(
             "a graph or a strategy. Call it before or after training."
         )
     arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
-    if isinstance(is_finite, (str, bytes, os.PathLike)):
-        raise TypeError(removed.sentence("load_run"))
+    if serialization.get_guard(guard) and not loss_scale.checks_gradients:
+        raise ValueError(
+            "`loss_scale` must be one that checks gradients with a guard, got a "
+            f"{type(loss_scale).__name__} that checks none. Write "
+            "FixedLossScale(..., skip_nonfinite=True)."
+        )
     if largest is not None:
         largest = _per_step("largest", largest, np.float32)
         refused = largest[~(largest >= 0)]
@@ -219,10 +227,11 @@ def simulate(
     if bad_losses is not None:
         bad = _per_step("bad_losses", bad_losses, np.bool_, steps)
     trace = trace & ~bad if has_flags else np.where(bad, -np.inf, trace)
-    seen = largest if loss_scale.needs_largest else np.zeros(steps, np.float32)
+    looks = loss_scale if loss_scale.needs_largest else guard
+    seen = np.zeros(steps, np.float32) if looks is None else largest
     if seen is None:
         raise TypeError(
-            f"`largest` must be given with flags, since {type(loss_scale).__name__}"
+            f"`largest` must be given with flags, since {type(looks).__name__}"
             " looks at the gradients, got None. Pass the greatest magnitude of "
             "each step, or a `limit` in place of flags."
         )
@@ -231,9 +240,9 @@ def simulate(
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            scales, applied = _replay(loss_scale, run, mode.COMPILED_BY_XLA)
+            scales, applied = _replay(loss_scale, guard, run, mode.COMPILED_BY_XLA)
         except tf.errors.OpError:  # XLA does not know an op
-            scales, applied = _replay(loss_scale, run, {})
+            scales, applied = _replay(loss_scale, guard, run, {})
     last, scales = float(scales[-1]), scales[:-1]
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
@@ -246,11 +255,14 @@ def _ratios(values: Array) -> Array:
         return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
 
 
-def _copy(loss_scale: LossScale) -> LossScale:
+def _copy(loss_scale: Any) -> Any:
     """Returns a copy with plain variables, on one device."""
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, loss_scale.last_largest)
+        for variable in (
+            *loss_scale.variables,
+            vars(loss_scale._unsaved).get("largest"),
+        )
         if variable is not None
     }
     for module in (loss_scale, *loss_scale.submodules):
@@ -263,10 +275,13 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale, run: List[Array], options: Dict[str, bool]
+    loss_scale: LossScale,
+    guard: Optional[Guard],
+    run: List[Array],
+    options: Dict[str, bool],
 ) -> Tuple[Array, Array]:
     """Returns the scale of each step and after the last, and what was applied."""
-    loss_scale = _copy(loss_scale)
+    loss_scale, guard = _copy(loss_scale), guard and _copy(guard)
     steps, ignores = len(run[0]), run[-1].any()
     if ignores:
         count_ignored_steps(loss_scale)
@@ -286,7 +301,8 @@ def _replay(
             level = tf.where(may_ignore, higher, level)
             rule_learns = tf.logical_or(~may_ignore, counts)
         largest = seen if loss_scale.needs_largest else None
-        op, should_apply = adjust_to_step(loss_scale, is_finite, largest, rule_learns)
+        adjust = partial(adjust_to_step, loss_scale, is_finite, largest, rule_learns)
+        op, should_apply = guarded(guard, is_finite, seen, adjust)
         with tf.control_dependencies([group_ops([op])]):
             should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         level = tf.maximum(level - tf.cast(should_apply, tf.int64), 0)

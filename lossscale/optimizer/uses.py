@@ -1,0 +1,158 @@
+"""Uses: what becomes of one loss scale S, for all optimizers that share it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional
+
+import tensorflow as tf
+
+from lossscale.gradients.check import dense_part, is_small
+from lossscale.provenance.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind
+from lossscale.provenance.mistakes import Reads
+from lossscale.provenance.origins import (
+    BEFORE,
+    LOSS,
+    Before,
+    Origins,
+    Unscaled,
+    note_product,
+)
+from lossscale.provenance.walk import Kinds, notes_of
+from lossscale.runtime import graphs, op_callbacks, replicas
+from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
+from lossscale.scales.base import LossScale, Observer, Product
+from lossscale.scales.ignored_losses import IgnoredLosses
+
+
+class Uses(Observer):
+    """The uses of a loss scale S, which reports each of them here.
+
+    It notes of which kind values are, then tells the optimizers that share S, which
+    move the states of their steps. An optimizer is a `PendingDivision`.
+    """
+
+    def __init__(self, loss_scale: LossScale) -> None:
+        #: What S is read from. A `FixedLossScale` has no variable.
+        variable = getattr(loss_scale, "current_loss_scale", None)
+        self._has_variable = variable is not None
+        self.reads = Reads()
+        #: Of which kind all values are, as far as it can be seen.
+        self.kinds = Kinds(variable, self.reads.note_operation)
+        #: The optimizers that share S.
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: The levels of those that ignore bad losses.
+        self.ignored_losses: weakref.WeakSet[IgnoredLosses] = weakref.WeakSet()
+        #: The last step that they share: see `sharing.SharedStep`.
+        self.shared_step: Any = None
+        #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
+        #: has a state, that knows it better.
+        self.is_scaled = False
+        #: Each replica's `last_scale` of eager mode.
+        self._in_eager: Dict[object, Scalar] = {}
+
+    @property
+    def has_several(self) -> bool:
+        return len(self.optimizers) > 1
+
+    # What the loss scale reports.
+
+    @graphs.do_not_convert
+    def note_read(self, tensor: Scalar) -> None:
+        if op_callbacks.are_paused():
+            return  # we read it ourselves
+        self.kinds.note(tensor, Kind(SCALE, (tensor,)))
+        if not hasattr(tensor, LOSS):
+            self.reads.read()
+        if not self._has_variable and graphs.is_building():
+            # What reads a state counts as what scales or unscales, as one that reads S.
+            for optimizer in self._with_state():
+                optimizer.state.read()
+
+    def note_float(self) -> None:
+        self.reads.read_as_number()
+
+    @graphs.do_not_convert
+    def note_loss(self, product: Product, owner: Any) -> None:
+        note_product(self.kinds, product, owner)
+        self.is_scaled = True
+        self.reads.loss_scaled()
+        with op_callbacks.paused():
+            for optimizer in list(self.optimizers):
+                optimizer.loss_scaled(product.loss_scale, is_own=optimizer is owner)
+
+    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
+        self._note_all_unscaled(grads)
+        waiting = [each for each in self.optimizers if each.waits]
+        if len(waiting) > 1:
+            for optimizer in waiting:
+                optimizer.mistakes.unscaled_elsewhere(whose_is_unknown=True)
+        with op_callbacks.paused():
+            optimizers = self._with_state()
+            free: List[Optional[Flag]] = [None] * len(optimizers)
+            if optimizers and self.has_several:
+                states = [optimizer.state for optimizer in optimizers]
+                waits = tf.stack([state.waiting > 0.0 for state in states])
+                scaled = tf.stack([state.read().is_scaled for state in states])
+                # If the scaled loss of only one optimizer waits, they are that one's.
+                scaled = tf.logical_and(waits, scaled)
+                is_one = tf.math.count_nonzero(scaled) < 2
+                is_its = tf.logical_and(scaled, is_one)
+                free = tf.unstack(tf.logical_or(is_its, tf.logical_not(waits)))
+            for optimizer, is_free in zip(optimizers, free):
+                optimizer.state.note_unscaled(divisor, is_free)
+                optimizer.state.note_check(None)
+
+    def note_restored(self) -> None:
+        """A checkpoint is read into the loss scale. Those of 3.0.0 hold no level."""
+        for ignored_losses in list(self.ignored_losses):
+            ignored_losses.reset()
+
+    # What an optimizer reports and asks. Much it notes and asks of `kinds`.
+
+    def note_last_scale(self, loss_scale: Scalar) -> None:
+        """S multiplied a loss, and an optimizer has no state that holds it."""
+        self._last_scales(graphs.current_graph())[replicas.this_one()] = loss_scale
+
+    def note_unscaled(
+        self,
+        source: Unscaled,
+        origins: Origins,
+        scaled: Grads,
+        divisors: Divisors,
+        unscaled: Grads,
+    ) -> None:
+        """`source.owner` unscaled a list of these `origins`."""
+        self._note_all_unscaled(unscaled, source)
+        tensors = map(dense_part, unscaled)
+        rows = zip(scaled, origins.kinds, divisors, tensors)
+        for grad, kind, divisor, tensor in rows:
+            if divisor is None:
+                continue
+            if kind.name == UNKNOWN:
+                self.kinds.note(dense_part(grad), Kind(SCALED, (divisor,)))
+            if graphs.is_building() or is_small(tensor):
+                setattr(tensor, BEFORE, Before(grad, divisor))
+
+    def last_scale(self) -> Optional[Scalar]:
+        """Returns the S of the last loss that is seen here: see `note_last_scale`."""
+        replica = replicas.this_one()
+        for graph in graphs.visible_graphs():
+            scales = self._last_scales(graph)
+            if replica in scales:
+                last = scales[replica]
+                return last if graphs.is_visible(last) else None
+        return None
+
+    def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
+        return self._in_eager if graph is None else notes_of(graph, self, dict)
+
+    def _note_all_unscaled(self, unscaled: Grads, *sources: object) -> None:
+        self.is_scaled = False
+        self.reads.unscaled()
+        for tensor in map(dense_part, unscaled):
+            if tf.is_tensor(tensor):
+                self.kinds.note(tensor, Kind(UNSCALED, sources))
+
+    def _with_state(self) -> List[Any]:
+        return [each for each in list(self.optimizers) if each.state is not None]
