@@ -92,8 +92,8 @@ def as_ours(passed: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
     theirs = {n: value for n, value in theirs.items() if value is not None}
     for other, value in passed.items():
         if other not in _WITHOUT_MEANING:
-            names = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss")
-            names = (*names, "communication_dtype", "guard")
+            ours = ("nonfinite_loss", "communication_dtype", "guard")
+            names = (*_OURS[:2], *OF_THE_SCALE, *ours)
             raise TypeError(
                 f"`{other}` must be one of LossScaleOptimizer's arguments, "
                 f"{', '.join(names)}, got {other}={shown(value)}."
@@ -213,7 +213,8 @@ def loss_scale_of(optimizer: Any) -> LossScale:
     count = partial(checks.count, least=0, most=checks.MOST_STEPS)
     steps = _read(optimizer, "step_counter", "dynamic_counter", count)
     if scale is None or steps is None:
-        return serialization.deserialize(config)
+        made: LossScale = serialization.deserialize(config)
+        return made
     if scale < 1:  # Keras 3's loss scale has no floor
         config["config"]["min_loss_scale"] = scale
     loss_scale = DynamicLossScale(**config["config"])

@@ -46,8 +46,8 @@ class Step:
     them. What differs between replicas is in the bundle and in `apply_fn`.
 
     A skipped step changes nothing but the state of the loss scale and the guard, the
-    record of what was at fault, the state of the step, and with nonfinite_loss="skip" the
-    optimizer's level of ignored losses.
+    record of what was at fault, the state of the step, and the optimizer's level of
+    ignored losses, with nonfinite_loss="skip".
 
     Attributes:
       loss_scale: The loss scale, whose rule learns of the step.
