@@ -119,6 +119,7 @@ class LossScaleEngine(tf.Module):
         self.guard: Optional[Guard] = serialization.get_guard(guard)
         self.loss_scale = self._usable(loss_scale)
         if self.guard is not None:
+            self.guard._claim(self)
             self.loss_scale.keep_largest()
         host = self._host or Host(applied_steps=lambda: self._counted)
         self.division = PendingDivision(
@@ -151,7 +152,7 @@ class LossScaleEngine(tf.Module):
             self._track_trackable(variable, name)
 
     def _usable(self, loss_scale: Any) -> LossScale:
-        usable = serialization.get(loss_scale)
+        usable = serialization.get_checked(loss_scale, self.guard)
         if usable is None:
             raise TypeError(
                 "`loss_scale` must not be None. To train without a loss scale, use the "

@@ -324,12 +324,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this optimizer. Without this method, a warning of `apply` is lost, and the
-        # counts of ignored losses outlast a checkpoint of Keras's own wrapper.
+        # for this optimizer. Without this method, a warning of `apply` is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
-            if name == "dynamic_scale":  # perhaps of Keras's own wrapper
-                self.loss_scale._forget_ignored()
         return super()._lookup_dependency(name, cached_dependencies)
 
     def _own_variables(self) -> Dict[str, Variable]:

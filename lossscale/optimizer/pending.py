@@ -375,7 +375,7 @@ class PendingDivision:
             flags.append(check.quick)
         if flags:
             check = check._replace(quick=all_true(flags))
-        return bundle.but(check=check)
+        return bundle.but(check=check, is_measured=origins.is_measured)
 
     def _count_overflows(self, origins: Origins) -> List[Flag]:
         """Counts overflows that were seen: for each state whether it holds none."""

@@ -103,11 +103,6 @@ class Uses(Observer):
                 optimizer.state.note_unscaled(divisor, is_free)
                 optimizer.state.note_check(None)
 
-    def note_restored(self) -> None:
-        """A checkpoint is read into the loss scale. Those of 3.0.0 hold no level."""
-        for ignored_losses in list(self.ignored_losses):
-            ignored_losses.reset()
-
     # What an optimizer reports and asks. Much it notes and asks of `kinds`.
 
     def note_last_scale(self, loss_scale: Scalar) -> None:

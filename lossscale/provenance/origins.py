@@ -86,6 +86,16 @@ class Origins:
         """Whether some were made of an unscaled list, and S is not in them."""
         return bool(_lists_among(k for k in self.kinds if k.name == UNSCALED))
 
+    @property
+    def is_measured(self) -> List[bool]:
+        """Of each gradient, whether the lists it was made of know its magnitude."""
+        return [
+            kind.name == UNSCALED
+            and bool(kind.sources)
+            and all(map(_measures, kind.sources))
+            for kind in self.kinds
+        ]
+
     def divisors(
         self,
         last_scale: Callable[[], Scalar],
@@ -135,6 +145,11 @@ def scales_of(kind: Kind) -> List[Any]:
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     sources = {id(source): source for kind in kinds for source in kind.sources}
     return [source for source in sources.values() if isinstance(source, Unscaled)]
+
+
+def _measures(source: Any) -> bool:
+    largest = source.check.largest if isinstance(source, Unscaled) else None
+    return largest is not None and graphs.is_visible(largest)
 
 
 def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:

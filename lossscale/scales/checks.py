@@ -39,14 +39,17 @@ def variable_of(loss_scale: LossScale, name: str) -> Variable:
 
 def checked_values(
     loss_scale: LossScale, wanted: str, values: Any
-) -> Dict[str, Tensor]:
-    """Returns new values by name as tensors, or an error that `wanted` begins."""
+) -> Tuple[Dict[str, Tensor], bool]:
+    """Returns new values by name as tensors, or an error that `wanted` begins.
+
+    Also returns whether a shape is not known yet: if it is wrong, the run raises.
+    """
     if not isinstance(values, collections.abc.Mapping):
         raise TypeError(
             f"{wanted} a dictionary of new values by the names of variables, got "
             f"{shown(values)}."
         )
-    checked = {}
+    checked, may_fail = {}, False
     for name, value in values.items():
         if not isinstance(name, str):
             raise TypeError(
@@ -62,8 +65,10 @@ def checked_values(
                 f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
                 f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
             )
+        if not new.shape.is_fully_defined():
+            new, may_fail = tf.ensure_shape(new, shape), True
         checked[name] = new
-    return checked
+    return checked, may_fail
 
 
 def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
@@ -83,7 +88,7 @@ def checked_verdict(guard: Any, verdict: Any) -> Tuple[Flag, Dict[str, Tensor]]:
             "variable changes."
         )
     should_apply = _flag(f"{wanted} whose `should_apply` is", verdict[0])
-    values = checked_values(guard, f"{wanted} whose `values` are", verdict[1])
+    values, _ = checked_values(guard, f"{wanted} whose `values` are", verdict[1])
     return should_apply, values
 
 

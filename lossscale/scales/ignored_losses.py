@@ -58,9 +58,10 @@ def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
 
 
 def count_ignored_steps(loss_scale: LossScale) -> None:
-    """Has a loss scale count ignored bad steps. Called in the strategy's scope."""
+    """Has a loss scale count ignored bad steps."""
     if loss_scale.ignored_loss_steps is None:
-        counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
+        with loss_scale._scope():
+            counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
         loss_scale._track_trackable(counted, IGNORED_STEPS)
         loss_scale.ignored_loss_steps = counted
 
@@ -106,8 +107,3 @@ class IgnoredLosses:
             variable = keras_versions.tensor_of(self._applied_steps())
         value = tf.convert_to_tensor(replicas.local_result(variable))
         return tf.cast(value, tf.int64)
-
-    def reset(self) -> None:
-        """Begins at 0, as after a file without a level was read. Call it eagerly."""
-        for variable in self.saved.values():
-            variable.assign(0)

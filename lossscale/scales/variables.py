@@ -11,14 +11,42 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Variable
 
 
-class HasVariables(tf.Module, metaclass=abc.ABCMeta):
+class OnlyInSavedModels(tf.Module):
+    """A module with variables that a SavedModel holds and no checkpoint.
+
+    A SavedModel of a training step must hold each variable that the step uses.
+    """
+
+    def _kept(self) -> Dict[str, Variable]:
+        """Returns these variables by name."""
+        raise NotImplementedError
+
+    # Not public: nothing else tells the two kinds of files apart. TensorFlow calls the
+    # first method since 2.9, and called the second before.
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> Dict[str, Variable]:
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        return {**children, **self._kept()} if save_type == "savedmodel" else children
+
+    def _list_extra_dependencies_for_serialization(
+        self, cache: Any
+    ) -> Dict[str, Variable]:
+        listed = super()._list_extra_dependencies_for_serialization(cache)
+        return {**listed, **self._kept()}
+
+
+class HasVariables(OnlyInSavedModels, metaclass=abc.ABCMeta):
     """An object with variables that checkpoints hold, and arguments that configs hold.
 
     Its constructor sets `_unsaved` when it has made the variables of every such object.
     """
 
+    #: What programs and errors call such an object.
+    _called: str = "loss_scale"
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
     #: How a constructor calls that of its base, for an error.
@@ -53,7 +81,7 @@ class HasVariables(tf.Module, metaclass=abc.ABCMeta):
         if isinstance(held, tf.Variable) and is_value and not hasattr(value, "assign"):
             raise AttributeError(
                 f"`{name}` must be set by its method `assign`, got {shown(value)} for "
-                f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
+                f"the attribute. Write {self._called}.{name}.assign({shown(value)})."
             )
         super().__setattr__(name, value)
 
@@ -65,6 +93,10 @@ class HasVariables(tf.Module, metaclass=abc.ABCMeta):
         variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
+
+    def _kept(self) -> Dict[str, Variable]:
+        unsaved = vars(self._unsaved).items()
+        return {name: value for name, value in unsaved if hasattr(value, "assign")}
 
     def __repr__(self) -> str:
         state, config = {}, dict(self.get_config())
