@@ -45,8 +45,10 @@ class SharedStep:
         self.applied: Any = weakref.WeakKeyDictionary()
         #: The last adjustment of the loss scale, for which the next one must wait.
         self.update_ops: List[Op] = []
-        #: What was read before the loss scale is set back.
-        self._read: List[Tensor] = []
+        #: Whether the loss scale has learned of an apply, as far as Python sees.
+        self._has_learned = False
+        #: What must be read before the loss scale is set back.
+        self.read: List[Tensor] = []
         #: The loss scale's values after the last adjustment, in eager mode only.
         self.values_after: Optional[List[Any]] = None
         # These are read outside of the branch that applies, which may not run.
@@ -101,7 +103,7 @@ class SharedStep:
                 largest = None
             else:
                 largest = bounded(is_finite, largest)
-                if self.graph is not None or self.applied:
+                if self.graph is not None or self._has_learned:
                     largest = tf.maximum(largest, scale.greatest_so_far)
             if ignored is not None:
                 # The rule learns of it if the gradients of any optimizer overflowed,
@@ -110,7 +112,7 @@ class SharedStep:
                 rule_learns = tf.where(is_finite, was_good, rule_learns)
                 rule_learns = tf.logical_or(rule_learns, bad_before > of_losses)
         all_good = tf.logical_and(is_finite, was_good)
-        self._read = [v for v in (all_good, largest, rule_learns) if tf.is_tensor(v)]
+        self.read = [v for v in (all_good, largest, rule_learns) if tf.is_tensor(v)]
         return all_good, largest, rule_learns
 
     @contextmanager
@@ -122,10 +124,11 @@ class SharedStep:
         if mode.current().knows_values:
             now = [(variable, tf.convert_to_tensor(variable)) for variable, _ in old]
         try:
-            with tf.control_dependencies(self._read):
+            with tf.control_dependencies(self.read):
                 restored = [v.assign(value, read_value=False) for v, value in old]
-            with tf.control_dependencies([group_ops([self._read, restored])]):
+            with tf.control_dependencies([group_ops([self.read, restored])]):
                 yield
+            self._has_learned = True
         except BaseException:
             for variable, value in now:
                 variable.assign(value)

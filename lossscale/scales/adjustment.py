@@ -128,13 +128,18 @@ def adjust_to_step(
 
     def leave_out() -> Flag:
         last = loss_scale.last_largest
-        return flag_after([] if last is None else last.assign(judged), False)
+        noted = last is not None and last.assign(judged, read_value=False)
+        return flag_after(noted, False)
 
     is_heard = is_usual  # by the loss scale
     if is_usual is not True:
         is_heard = tf.logical_or(tf.logical_not(applies), is_usual)
+    learns = both(rule_learns, is_heard)
+    # Nothing in the branches of a session waits for anything outside but this flag.
+    with tf.control_dependencies([] if shared is None else shared.read):
+        learns = tf.identity(learns)
     should_apply = either(
-        both(rule_learns, is_heard),
+        learns,
         lambda: flag_after(*learn()),
         lambda: (
             leave_out()
