@@ -392,12 +392,12 @@ class LossScaleOptimizer:
             others["guard"] = serialization.get_guard(guard)
         self._dialect.release(inner)
         if engine.guard is not None:
-            engine.guard._release()
+            engine.guard._claim(None)  # the new one may claim it
         try:
             other = self._of(inner, loss_scale, others)
         except BaseException:
             if engine.guard is not None:
-                engine.guard._release()
+                engine.guard._claim(None)
                 engine.guard._claim(engine)
             inner_sum = self._dialect.take(inner, self.communication_dtype is not None)
             self.__dict__.update(_inner_sum=inner_sum)

@@ -20,10 +20,10 @@ from lossscale.gradients.check import Check, worst_of_all
 from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
+from lossscale.runtime.saved_models import OnlyInSavedModels
 from lossscale.scales.base import LossScale
 from lossscale.scales.guard import Guard
 from lossscale.scales.spike_guard import SpikeGuard
-from lossscale.scales.variables import OnlyInSavedModels
 
 #: How many skipped steps the record keeps, with their reasons.
 KEPT = 16

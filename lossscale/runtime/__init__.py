@@ -12,6 +12,7 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `keras_versions`: which versions of Keras are in use, and how they differ;
 * `float16_weights`: warns of variables that are trained in float16;
 * `number_like`: an object that is used like its number;
+* `saved_models`: variables that a SavedModel holds and no checkpoint;
 * `random_streams`: keeps the process's random streams as they are for a while;
 * `registry`: registers classes with each Keras, which finds them by name.
 

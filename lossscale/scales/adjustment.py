@@ -135,9 +135,9 @@ def adjust_to_step(
     if is_usual is not True:
         is_heard = tf.logical_or(tf.logical_not(applies), is_usual)
     learns = both(rule_learns, is_heard)
-    # Nothing in the branches of a session waits for anything outside but this flag.
-    with tf.control_dependencies([] if shared is None else shared.read):
-        learns = tf.identity(learns)
+    if shared is not None:  # a session's branches wait for nothing else outside
+        with tf.control_dependencies(shared.read):
+            learns = tf.identity(learns)
     should_apply = either(
         learns,
         lambda: flag_after(*learn()),

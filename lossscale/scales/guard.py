@@ -62,23 +62,21 @@ class Guard(HasVariables):
         self._unsaved = SimpleNamespace(owner=lambda: None)
 
     def _claim(self, engine: Any) -> None:
-        """Makes an engine the only one whose steps this guard judges, or raises."""
-        owner = self._unsaved.owner()
+        """Makes an engine the only one whose steps this guard judges. None: no engine.
+
+        Raises an error if another engine in use has claimed it.
+        """
+        owner, cls = self._unsaved.owner(), type(self).__name__
         # A copy has the reference, too, and the engine has another guard.
-        is_taken = owner is not None and owner.guard is self
-        if is_taken and owner is not engine and not owner._is_replaced:
-            cls = type(self).__name__
+        is_taken = owner is not None and owner.guard is self and not owner._is_replaced
+        if engine is not None and is_taken and owner is not engine:
             raise ValueError(
                 "`guard` must be a guard that no other optimizer has, got a "
                 f"{cls} in use: it compares each step with the steps before. Write "
                 f"{cls}(...) for each optimizer, or {cls}.from_config("
                 "guard.get_config())."
             )
-        self._unsaved.owner = weakref.ref(engine)
-
-    def _release(self) -> None:
-        """Lets another engine claim this guard."""
-        self._unsaved.owner = lambda: None
+        self._unsaved.owner = weakref.ref(engine) if engine else lambda: None
 
     @abc.abstractmethod
     def judge(self, state: Any, largest: Scalar) -> Tuple[Flag, Mapping[str, Tensor]]:

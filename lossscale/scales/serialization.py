@@ -75,10 +75,9 @@ def get(identifier: Any) -> Optional[LossScale]:
 def get_checked(identifier: Any, guard: Optional[Guard]) -> Optional[LossScale]:
     """Returns what `get` does. With a guard, a number means that steps are checked."""
     loss_scale = get(identifier)
-    is_number = isinstance(identifier, numbers.Real)
-    if guard is None or not is_number or isinstance(identifier, LossScale):
-        return loss_scale
-    return FixedLossScale(identifier, skip_nonfinite=True)
+    if guard is not None and isinstance(identifier, numbers.Real):
+        return FixedLossScale(float(identifier), skip_nonfinite=True)
+    return loss_scale
 
 
 def get_guard(identifier: Any) -> Optional[Guard]:

@@ -110,13 +110,8 @@ def test_copies_and_configs_carry_it(family, name):
 
 
 def test_two_variables_of_one_name_are_refused(family):
-    class Twice(DynamicLossScale):
-        def __init__(self):
-            super().__init__()
-            self.other = self._add_weight("guard_spikes", 0, tf.int64)
-
     with pytest.raises(ValueError, match="two called 'guard_spikes'"):
-        LossScaleOptimizer(family.optimizers.SGD(), Twice(), guard=SpikeGuard())
+        LossScaleOptimizer(family.optimizers.SGD(), Clashing(), guard=SpikeGuard())
 
 
 # Each optimizer has its own
@@ -150,6 +145,8 @@ def test_a_guard_belongs_to_one_optimizer(family):
 
 
 class Clashing(DynamicLossScale):
+    """It has a variable of the name that one of a SpikeGuard has in files."""
+
     def __init__(self):
         super().__init__()
         self.other = self._add_weight("guard_spikes", 0, tf.int64)
@@ -165,7 +162,7 @@ def test_an_optimizer_that_is_gone_has_no_guard():
 @pytest.mark.parametrize("mode", ["eager", "graph", "session"])
 @pytest.mark.parametrize("rule", [DynamicLossScale, HeadroomLossScale])
 def test_a_shared_loss_scale_learns_only_of_what_is_not_left_out(mode, rule):
-    """As one that is adjusted by hand. Two optimizers have a guard, the last has none."""
+    """As one that is adjusted by hand. Two optimizers have a guard."""
     alone, v1 = rule(64.0), tf.compat.v1
     graph = tf.Graph() if mode == "session" else None
     with nullcontext() if graph is None else graph.as_default():

@@ -94,7 +94,6 @@ def test_rules_and_guards_start_no_more_kernels(family, scale, guard):
         return sum(step_graphs().launches(step).values())
 
     backoff = counted("backoff")
-    print(scale, guard, backoff, counted("skip"))
     if family.name == "keras3":
         assert backoff <= WITH[scale, guard]
     # With a guard there is a flag more: whether the rule learns of the step.

@@ -126,7 +126,9 @@ def test_its_state_is_finite_whatever_comes(largest):
 
 
 def test_it_is_shown_in_one_line():
-    assert repr(SpikeGuard()) == (
-        "SpikeGuard(limit=3.4028235e+38, spikes=0, above_in_a_row=0, threshold=6.0, "
-        "window=128, max_in_a_row=3, min_ratio=2.0)"
+    guard = SpikeGuard()
+    guard.limit.assign(2.0)
+    assert repr(guard) == (
+        "SpikeGuard(limit=2.0, spikes=0, above_in_a_row=0, threshold=6.0, window=128, "
+        "max_in_a_row=3, min_ratio=2.0)"
     )

@@ -181,8 +181,8 @@ def test_of_ten_skipped_steps_in_a_row_the_rule_is_told_of_one(cls):
 
 def test_a_rule_that_fails_changes_nothing():
     class Failing(Drifting):
-        def next_state(self, state, is_finite):
-            raise ZeroDivisionError
+        def next_state(self, *state):
+            raise ZeroDivisionError(state)
 
     loss_scale = Failing()
     with pytest.raises(ZeroDivisionError):
