@@ -20,6 +20,7 @@ from lossscale.optimizer.reduction import (
     summed,
 )
 from lossscale.optimizer.step import Step
+from lossscale.optimizer.uses import Uses
 from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -118,6 +119,7 @@ class LossScaleEngine(tf.Module):
         #: Its attribute is its key in checkpoints.
         self.guard: Optional[Guard] = serialization.get_guard(guard)
         self.loss_scale = self._usable(loss_scale)
+        self._check_sharing()
         if self.guard is not None:
             self.loss_scale.keep_largest()
         host = self._host or Host(applied_steps=lambda: self._counted)
@@ -136,7 +138,6 @@ class LossScaleEngine(tf.Module):
         if self.skips_losses:
             count_ignored_steps(self.loss_scale)
             self.ignored_losses = IgnoredLosses(host.applied_steps)
-            self.division.uses.ignored_losses.add(self.ignored_losses)
             self.record.kept["bad_losses_counted"] = self.ignored_losses.counted
         if self._host is None:
             self._count_steps()
@@ -180,8 +181,20 @@ class LossScaleEngine(tf.Module):
                 )
         return usable
 
+    def _check_sharing(self) -> None:
+        """Raises if the loss scale's variables would depend on who else used it."""
+        has_ignored = self.loss_scale.ignored_loss_steps is not None
+        was_used = isinstance(self.loss_scale._observer, Uses)
+        if has_ignored != self.skips_losses and (has_ignored or was_used):
+            shown = '"skip"' if has_ignored else '"backoff"'
+            raise ValueError(
+                f"`nonfinite_loss` must be {shown} as in the other optimizer that uses "
+                f"or has used this loss scale, got the other one. Write "
+                f"nonfinite_loss={shown}, or pass a new loss scale."
+            )
+
     def _options(self) -> Dict[str, Any]:
-        """Returns the arguments that older releases do not know, if they are set."""
+        """Returns the arguments that are set, of those that most programs leave out."""
         dtype = self.communication_dtype
         options = {} if dtype is None else {"communication_dtype": dtype}
         if self.guard is not None:
@@ -327,13 +340,12 @@ class LossScaleEngine(tf.Module):
             )
 
     def _replace(self, other: LossScaleEngine) -> None:
-        """Takes the place of another engine, which takes no steps from now on."""
+        """Takes the place of another engine, which `_is_replaced`."""
         self.division.replace(other.division)
         self._take_level_of(other)
         self.record.kept.update(self.division.variables())
         for entry in other.record.entries:
             self.build(entry.variables)
-        other._is_replaced = True
 
     def _take_level_of(self, other: LossScaleEngine) -> None:
         for name, variable in self._saved().items():

@@ -22,7 +22,6 @@ from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.runtime import graphs, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 from lossscale.scales.base import LossScale, Observer, Product
-from lossscale.scales.ignored_losses import IgnoredLosses
 
 
 class Uses(Observer):
@@ -41,8 +40,6 @@ class Uses(Observer):
         self.kinds = Kinds(variable, self.reads.note_operation)
         #: The optimizers that share S.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: The levels of those that ignore bad losses.
-        self.ignored_losses: weakref.WeakSet[IgnoredLosses] = weakref.WeakSet()
         #: The last step that they share: see `sharing.SharedStep`.
         self.shared_step: Any = None
         #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
@@ -102,11 +99,6 @@ class Uses(Observer):
             for optimizer, is_free in zip(optimizers, free):
                 optimizer.state.note_unscaled(divisor, is_free)
                 optimizer.state.note_check(None)
-
-    def note_restored(self) -> None:
-        """A checkpoint is read into the loss scale. Those of 3.0.0 hold no level."""
-        for ignored_losses in list(self.ignored_losses):
-            ignored_losses.reset()
 
     # What an optimizer reports and asks. Much it notes and asks of `kinds`.
 

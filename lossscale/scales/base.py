@@ -20,7 +20,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
-from lossscale.runtime import mode, replicas
+from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
@@ -60,9 +60,6 @@ class Observer:
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
-
-    def note_restored(self) -> None:
-        """A checkpoint is about to set its variables, in eager mode."""
 
     def __deepcopy__(self, memo: object) -> Observer:
         return Observer()  # the copy of a loss scale has other optimizers
@@ -234,22 +231,6 @@ class LossScale(NumberLike, HasVariables):
     def _takes_flag(self) -> bool:
         """Whether it is adjusted by the flag, not in an `update` of its own."""
         return "update" not in self._overridden
-
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this object, before it sets any variable. Without this method, what older
-        # checkpoints do not hold would keep the value that it has.
-        if name in ("skipped_steps", "current_loss_scale"):
-            self._forget_ignored()
-        return super()._lookup_dependency(name, *args)
-
-    def _forget_ignored(self) -> None:
-        """Sets to 0 what files of 3.0.0 and older do not hold."""
-        if not mode.current().knows_values:
-            return
-        if self.ignored_loss_steps is not None:
-            self.ignored_loss_steps.assign(0)
-        self._observer.note_restored()
 
     if TYPE_CHECKING:
         # A rule that looks at the gradients takes a third argument.
