@@ -9,7 +9,13 @@ from typing import Any, Dict, Iterable, List, Optional
 from lossscale import arguments
 from lossscale.optimizer import files, keras_arguments, wrappers
 from lossscale.optimizer.dialect import Dialect, InnerSum, answered
-from lossscale.optimizer.engine import EngineOfWrapper, Host, LossScaleEngine
+from lossscale.optimizer.engine import (
+    ARGUMENTS,
+    EngineOfWrapper,
+    Host,
+    LossScaleEngine,
+    refuse_attribute,
+)
 from lossscale.optimizer.record import NonfiniteGradient, Spike
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
@@ -20,6 +26,14 @@ from lossscale.scales.variables import HELD_ANOTHER
 
 #: For `with_loss_scale`: the guard stays.
 KEPT = "kept"
+_CALL = "LossScaleOptimizer(inner_optimizer, "
+#: What to write for an attribute that is an argument, of an optimizer that exists.
+_INSTEAD = {
+    "loss_scale": ", or optimizer = optimizer.with_loss_scale(...), or, to set the "
+    "value, optimizer.loss_scale.current_loss_scale.assign(...)",
+    "guard": ", or optimizer = optimizer.with_loss_scale(optimizer.loss_scale, "
+    "guard=...)",
+}
 
 
 class LossScaleOptimizer:
@@ -82,6 +96,13 @@ class LossScaleOptimizer:
     _dialect: Dialect
 
     __signature__ = wrappers.Signature()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ARGUMENTS:
+            value = vars(cls).get(name)
+            if value is not None and not hasattr(value, "__get__"):
+                refuse_attribute(name, value, _CALL)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
@@ -260,14 +281,10 @@ class LossScaleOptimizer:
     dynamic_scale = answered("current_loss_scale")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_ours = getattr(type(self), name, None) is LossScaleOptimizer.loss_scale
-        if is_ours:  # Keras 3 would track the value before the property refuses it
-            raise AttributeError(
-                "`loss_scale` must not be set, got "
-                f"{arguments.shown(value)} for the attribute. Write "
-                "optimizer = optimizer.with_loss_scale(...), or, to set the value, "
-                "optimizer.loss_scale.current_loss_scale.assign(...)."
-            )
+        if name in ARGUMENTS and hasattr(type(self), name):
+            # Keras 3 would track the value before a property refuses it.
+            instead = _INSTEAD.get(name, "") if "_engine" in vars(self) else ""
+            refuse_attribute(name, value, _CALL, instead)
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)

@@ -35,6 +35,21 @@ its losses up, scale_loss(sum(losses.values())), or scale each: \
 {{name: scale_loss(each) for name, each in losses.items()}}."""
 
 
+#: Arguments that no attribute changes: steps are made for what they were at first.
+ARGUMENTS = ("loss_scale", "guard", "communication_dtype", "nonfinite_loss")
+
+
+def refuse_attribute(name: str, value: Any, call: str, otherwise: str = "") -> None:
+    """Raises: an argument is set as an attribute. `call` is the start of its call."""
+    shown = arguments.shown(value)
+    given = f"{name}={'...' if ' of class ' in shown else shown})"
+    raise AttributeError(
+        f"`{name}` must be an argument of the constructor, got {shown} for an "
+        f"attribute. Write {call}{given}, in a subclass super().__init__(..., {given}"
+        f"{otherwise}."
+    )
+
+
 @dataclass(frozen=True)
 class Host:
     """What a wrapper that holds an engine does itself, or its inner optimizer.
@@ -141,6 +156,12 @@ class LossScaleEngine(tf.Module):
             self.record.kept["bad_losses_counted"] = self.ignored_losses.counted
         if self._host is None:
             self._count_steps()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_none = name == "loss_scale" and not isinstance(value, LossScale)
+        if name in ARGUMENTS and (is_none or name in vars(self)):
+            refuse_attribute(name, value, "LossScaleEngine(")
+        super().__setattr__(name, value)
 
     def _count_steps(self) -> None:
         """Begins to count applied steps. Checkpoints hold all that this engine has."""
