@@ -22,7 +22,6 @@ from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.runtime import graphs, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 from lossscale.scales.base import LossScale, Observer, Product
-from lossscale.scales.ignored_losses import IgnoredLosses
 
 
 class Uses(Observer):
@@ -41,8 +40,6 @@ class Uses(Observer):
         self.kinds = Kinds(variable, self.reads.note_operation)
         #: The optimizers that share S.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: The levels of those that ignore bad losses.
-        self.ignored_losses: weakref.WeakSet[IgnoredLosses] = weakref.WeakSet()
         #: The last step that they share: see `sharing.SharedStep`.
         self.shared_step: Any = None
         #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
