@@ -37,10 +37,10 @@ import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
 from lossscale.gradients.check import NO_CHECK, Check, all_true, dense_part
-from lossscale.optimizer.uses import Uses
-from lossscale.provenance.kinds import SCALE, Kind
-from lossscale.provenance.mistakes import Mistakes
+from lossscale.optimizer.uses import Uses, count_of
+from lossscale.provenance.kinds import SCALE, UNSCALED, Kind
 from lossscale.provenance.origins import Origins, Unscaled, before
+from lossscale.provenance.warnings import Warnings
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Flag, Grads, Scalar, Variable
 from lossscale.runtime.control import select
@@ -180,19 +180,21 @@ class PendingDivision:
         #: What is known of the loss scale, one for all optimizers that share it.
         self.uses: Uses = uses
         #: What is seen of the program with this optimizer.
-        self.mistakes = Mistakes(loss_scale, self.uses.reads, unscales_itself)
+        self.warnings = Warnings(loss_scale, self.uses.reads, unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: Whether the loss scale was used before this optimizer was made. A function
         #: that was traced then does not move the state of this optimizer.
-        self._is_late = loss_scale._was_used
+        self._was_used_before = loss_scale._was_used
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
         #: Whether gradients of its own were ever unscaled. If not, no overflow waits to
         #: be counted.
         self._may_hold_overflow = False
+        #: How many gradients it has unscaled since it made its last step.
+        self._unscaled_count = 0
         self.uses.optimizers.add(self)
         self._note_state()
 
@@ -214,7 +216,7 @@ class PendingDivision:
         self._state = other._state
         self._may_hold_overflow = other._may_hold_overflow
         self._note_state()
-        self.waits, self.mistakes.has_own = other.waits, other.mistakes.has_own
+        self.waits, self.warnings.has_own = other.waits, other.warnings.has_own
         # What others that share its loss scale do is no step of this one.
         other.uses.optimizers.discard(other)
 
@@ -236,7 +238,7 @@ class PendingDivision:
     def loss_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
         """A loss was multiplied by the loss scale: its own, or another one."""
         if is_own or not self.waits:
-            self.mistakes.owner_known(is_own)
+            self.warnings.owner_known(is_own)
         state = self.state
         if state is None:
             self.uses.note_last_scale(loss_scale)
@@ -268,8 +270,9 @@ class PendingDivision:
                 waits = optimizer.waits and optimizer in origins.owners
                 if optimizer is self or waits:
                     optimizer._note_unscaled(scaled, divisor, check)
-                else:
-                    optimizer.mistakes.unscaled_elsewhere()
+                elif not optimizer.warnings.has_own:
+                    optimizer.warnings.is_unclear = True
+        self._unscaled_count += count_of(unscaled)
         source = Unscaled(self, check, len(unscaled), origins.losses)
         self.uses.note_unscaled(source, origins, scaled, divisors, unscaled)
         return unscaled
@@ -277,7 +280,7 @@ class PendingDivision:
     def _note_unscaled(self, scaled: Grads, divisor: Scalar, check: Check) -> None:
         """Notes that gradients were unscaled which count as those of its own loss."""
         self._may_hold_overflow = True
-        self.mistakes.owner_known(is_own=True)
+        self.warnings.owner_known(is_own=True)
         state = self.state
         if state is not None:
             state.note_unscaled(divisor)
@@ -294,13 +297,25 @@ class PendingDivision:
             origins = Origins(grads, self.uses.kinds)
             unknown = self._divisor_of_unknown(grads) if origins.has_unknown else None
             divisors = origins.divisors(self._last_scale, unknown)
-            self.mistakes.warn(origins.names, variables, unknown is not None)
+            self.warnings.warn(origins.names, variables, unknown is not None)
+            self._note_applied(origins, count_of(grads))
             bundle = Bundle(self.loss_scale, grads, divisors, origins.losses, unknown)
             may_hold = origins.lists or origins.has_unknown or self._may_hold_overflow
             if may_hold and self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, origins)
             self._note_waiting(False)
         return bundle
+
+    def _note_applied(self, origins: Origins, count: int) -> None:
+        """Of what was unscaled all is applied here? Then others' gradients are not."""
+        is_by_scale = origins.names == {UNSCALED} and not origins.lists
+        unscaled = self.uses.unscaled_count if is_by_scale else self._unscaled_count
+        if 0 < unscaled <= count:
+            for optimizer in list(self.uses.optimizers):
+                optimizer.warnings.is_unclear = False
+        self._unscaled_count = 0
+        if is_by_scale:
+            self.uses.unscaled_count = 0
 
     def _last_scale(self) -> Scalar:
         """Returns what multiplied the last loss, a `float32` tensor of shape `[]`.
@@ -311,8 +326,7 @@ class PendingDivision:
         if self.state is not None:
             last = self.state.read().loss_scale
             return select(last > 0.0, last, now)
-        seen = self.uses.last_scale()
-        return now if seen is None else seen
+        return self.uses.last_scale(now)
 
     def _divisor_of_unknown(self, grads: Grads) -> Optional[Scalar]:
         """Returns what divides gradients of unknown origin: 1 or None if unscaled.
@@ -348,7 +362,7 @@ class PendingDivision:
         As long as nobody has used the loss scale, no gradient is scaled. But a function
         that is given gradients may be traced before the loss is scaled.
         """
-        may_be_scaled = self._unscales_in_apply or self._is_late
+        may_be_scaled = self._unscales_in_apply or self._was_used_before
         return may_be_scaled and (
             self.loss_scale._was_used or graphs.are_arguments(map(dense_part, grads))
         )
