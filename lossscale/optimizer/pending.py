@@ -36,9 +36,16 @@ from typing import Dict, List, NamedTuple, Optional
 import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
-from lossscale.gradients.check import NO_CHECK, Check, all_true, dense_part
-from lossscale.optimizer.uses import Uses, count_of
-from lossscale.provenance.kinds import SCALE, UNSCALED, Kind
+from lossscale.gradients.check import (
+    NO_CHECK,
+    SMALL,
+    Check,
+    all_true,
+    dense_part,
+    is_small,
+)
+from lossscale.optimizer.uses import Uses
+from lossscale.provenance.kinds import SCALE, Kind
 from lossscale.provenance.origins import Origins, Unscaled, before
 from lossscale.provenance.warnings import Warnings
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
@@ -47,8 +54,9 @@ from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 
 #: What `StepState.overflow` holds: no overflow was seen; one was, and an apply has
-#: counted it; one was, and no apply has counted it yet.
-NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
+#: counted it; one was, and no apply has counted it yet. When a step has ended, rounding
+#: down makes the second the first.
+NO_OVERFLOW, COUNTED, SEEN = 0.0, 0.5, 1.0
 
 
 class Pending(NamedTuple):
@@ -127,12 +135,11 @@ class StepState:
         number = _number_of(grads)
         if number is None:
             return False
-        return tf.logical_and(tf.equal(number, self.given), number != 0.0)
+        return tf.logical_and(tf.equal(number, self.given), number > 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Notes whether unscaled gradients were finite. None: they were not checked."""
-        is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
-        now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+        now = tf.floor(self.overflow)
         if is_finite is not None:
             now = select(is_finite, now, SEEN)
         self.overflow.assign(now, read_value=False)
@@ -154,11 +161,18 @@ class StepState:
 
 
 def _number_of(grads: Grads) -> Optional[Scalar]:
-    """Returns the first number of the last gradient, often a bias's and so not 0."""
+    """Returns the greatest magnitude at the beginning of the last dense gradient.
+
+    It has the same bits however the gradients came back: through NumPy, a variable, XLA
+    or a function. (A sum may not.) Of a list that was divided by S it is S times
+    smaller. So the right list is recognized unless that number is 0, and another one is
+    mistaken for it only if it has by chance the same number.
+    """
     for grad in reversed(grads):
         is_dense = grad is not None and not isinstance(grad, tf.IndexedSlices)
         if is_dense and grad.dtype.is_floating and grad.shape.num_elements():
-            return tf.cast(tf.reshape(grad, [-1])[0], tf.float32)
+            first = grad if is_small(grad) else tf.reshape(grad, [-1])[:SMALL]
+            return tf.cast(tf.reduce_max(tf.abs(first)), tf.float32)
     return None
 
 
@@ -193,8 +207,6 @@ class PendingDivision:
         #: Whether gradients of its own were ever unscaled. If not, no overflow waits to
         #: be counted.
         self._may_hold_overflow = False
-        #: How many gradients it has unscaled since it made its last step.
-        self._unscaled_count = 0
         self.uses.optimizers.add(self)
         self._note_state()
 
@@ -272,7 +284,7 @@ class PendingDivision:
                     optimizer._note_unscaled(scaled, divisor, check)
                 elif not optimizer.warnings.has_own:
                     optimizer.warnings.is_unclear = True
-        self._unscaled_count += count_of(unscaled)
+        self.warnings.unscaled_count += origins.count
         source = Unscaled(self, check, len(unscaled), origins.losses)
         self.uses.note_unscaled(source, origins, scaled, divisors, unscaled)
         return unscaled
@@ -297,25 +309,13 @@ class PendingDivision:
             origins = Origins(grads, self.uses.kinds)
             unknown = self._divisor_of_unknown(grads) if origins.has_unknown else None
             divisors = origins.divisors(self._last_scale, unknown)
-            self.warnings.warn(origins.names, variables, unknown is not None)
-            self._note_applied(origins, count_of(grads))
+            self.warnings.warn(origins, variables, unknown is not None)
             bundle = Bundle(self.loss_scale, grads, divisors, origins.losses, unknown)
             may_hold = origins.lists or origins.has_unknown or self._may_hold_overflow
             if may_hold and self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, origins)
             self._note_waiting(False)
         return bundle
-
-    def _note_applied(self, origins: Origins, count: int) -> None:
-        """Of what was unscaled all is applied here? Then others' gradients are not."""
-        is_by_scale = origins.names == {UNSCALED} and not origins.lists
-        unscaled = self.uses.unscaled_count if is_by_scale else self._unscaled_count
-        if 0 < unscaled <= count:
-            for optimizer in list(self.uses.optimizers):
-                optimizer.warnings.is_unclear = False
-        self._unscaled_count = 0
-        if is_by_scale:
-            self.uses.unscaled_count = 0
 
     def _last_scale(self) -> Scalar:
         """Returns what multiplied the last loss, a `float32` tensor of shape `[]`.

@@ -50,8 +50,6 @@ class Uses(Observer):
         #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
         #: has a state, that knows it better.
         self.is_scaled = False
-        #: How many gradients `LossScale.unscale` returned that no step has applied yet.
-        self.unscaled_count = 0
         #: Each replica's `last_scale` of eager mode.
         self._in_eager: Dict[object, Scalar] = {}
 
@@ -96,11 +94,12 @@ class Uses(Observer):
                 if self.has_several:
                     waits = tf.stack([state.waiting > 0.0 for state in states])
                     scales = tf.where(waits, scales, 0.0)
-                    # If the scaled loss of only one optimizer waits, they are that
-                    # one's. Of several, the greatest scale does the least harm.
-                    is_one = tf.math.count_nonzero(scales > 0.0) < 2
-                    are_its = tf.logical_and(scales > 0.0, is_one)
-                    free = tf.unstack(tf.logical_or(are_its, tf.logical_not(waits)))
+                    # If the scaled loss of one optimizer waits, they are that one's. If
+                    # none does, they may be anybody's who has none of its own waiting.
+                    # Of several, the greatest scale does the least harm.
+                    count = tf.math.count_nonzero(scales > 0.0)
+                    are_its = tf.where(count > 0, scales > 0.0, tf.logical_not(waits))
+                    free = tf.unstack(tf.logical_and(are_its, count < 2))
                 greatest = tf.reduce_max(scales)
                 last = select(greatest > 0.0, greatest, now)
             else:
@@ -112,10 +111,12 @@ class Uses(Observer):
             for state, is_free in zip(states, free):
                 state.note_unscaled(next(iter(divisors), now), is_free)
                 state.note_check(None)
+        self.reads.unscaled_count += sum(grad is not None for grad in unscaled)
         waiting = [each for each in self.optimizers if each.waits]
-        for optimizer in waiting if len(waiting) > 1 else ():
-            optimizer.warnings.is_unclear = True
-        self.unscaled_count += count_of(unscaled)
+        for optimizer in list(self.optimizers):
+            is_one_of_several = optimizer.waits and len(waiting) > 1
+            if is_one_of_several or (waiting and not optimizer.warnings.has_own):
+                optimizer.warnings.is_unclear = True
         self._note_all_unscaled(unscaled)
         return unscaled
 
@@ -172,7 +173,3 @@ class Uses(Observer):
 
     def _with_state(self) -> List[Any]:
         return [each for each in list(self.optimizers) if each.state is not None]
-
-
-def count_of(grads: Grads) -> int:
-    return sum(grad is not None for grad in grads)

@@ -5,10 +5,12 @@ Each warning is given once. No step depends on it.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Set
+import weakref
+from typing import Dict, List, Optional, Set, Union
 
 from lossscale.provenance import kinds
-from lossscale.provenance.kinds import SCALED, UNKNOWN, Kind
+from lossscale.provenance.kinds import SCALED, UNKNOWN, UNSCALED, Kind
+from lossscale.provenance.origins import Origins
 from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Op, Tensor, Variable
 from lossscale.runtime.graphs import captured_by
@@ -30,8 +32,8 @@ While these gradients or their loss were still scaled, a number such as a penalt
 added to them, or they were bounded, compared with a number, passed through a function \
 or mixed with unscaled values. That is right only for what is not scaled. They are now \
 divided by the loss scale. Add a penalty to the loss before you scale it. If a library \
-clips gradients, as TF-Agents does with `gradient_clipping`, turn its clipping off, and \
-let the inner optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own unscale the \
+clips, as TF-Agents does with `gradient_clipping`, turn its clipping off, and let the \
+inner optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own unscale the \
 gradients first, then change them:
 
     scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
@@ -77,6 +79,10 @@ class Reads:
 
     def __init__(self) -> None:
         self.ever_unscaled = False
+        #: How many gradients `LossScale.unscale` returned that no step has applied.
+        self.unscaled_count = 0
+        #: The warnings of all optimizers that share S.
+        self.of_optimizers: weakref.WeakSet[Warnings] = weakref.WeakSet()
         #: Whether a graph adds a term that depends on weights to what is scaled. None:
         #: not looked for any more, since that was warned of, or since S was read as a
         #: number, by which the term may have been multiplied.
@@ -123,6 +129,7 @@ class Warnings:
       is_unclear: Whether somebody else may have unscaled its gradients: another
         optimizer, if this one never had a loss of its own, or the loss scale itself,
         while gradients of several optimizers waited to be applied.
+      unscaled_count: How many gradients it has unscaled since its last step.
     """
 
     def __init__(self, loss_scale: LossScale, reads: Reads, is_silent: bool) -> None:
@@ -130,19 +137,21 @@ class Warnings:
         self._given: Set[str] = set()
         self.optimizer_class = "LossScaleOptimizer"
         self.has_own, self.is_unclear = False, reads.ever_unscaled
+        self.unscaled_count = 0
+        reads.of_optimizers.add(self)
 
     def owner_known(self, is_own: bool) -> None:
         """It is known whose gradients wait now: its own loss's if `is_own`."""
         self.has_own, self.is_unclear = self.has_own or is_own, False
 
     def warn(
-        self, names: Set[str], variables: List[Variable], is_divided: bool
+        self, origins: Origins, variables: List[Variable], is_divided: bool
     ) -> None:
-        """Warns at a step that trains `variables`.
+        """Warns at a step that trains `variables` with gradients of these origins.
 
         `is_divided`: whether gradients of unknown kind are there, and are divided.
         """
-        reads, messages = self._reads, []
+        reads, names, messages = self._reads, origins.names, []
         if not self._loss_scale._was_used:
             messages.append(_NEVER_SCALED)
         was_read = is_divided and (reads.tensors > 0 or self.is_unclear)
@@ -154,6 +163,7 @@ class Warnings:
             messages.append(_ADDED)
             reads.adds_a_term = None
         reads.stepped()
+        self._note_applied(origins)
         for message in messages:
             if not self._is_silent and message not in self._given:
                 self._given.add(message)
@@ -161,6 +171,15 @@ class Warnings:
                 name = next(map(keras_versions.variable_name, variables), "")
                 others = " and others" if len(variables) > 1 else ""
                 warn(f"{self.optimizer_class} for {name!r}{others}: {message}")
+
+    def _note_applied(self, origins: Origins) -> None:
+        """If all that was unscaled is applied here, others' gradients are scaled."""
+        is_by_scale = origins.names == {UNSCALED} and not origins.lists
+        by: Union[Reads, Warnings] = self._reads if is_by_scale else self
+        if 0 < by.unscaled_count <= origins.count:
+            for each in list(self._reads.of_optimizers):
+                each.is_unclear = False
+        by.unscaled_count = 0
 
 
 def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:
