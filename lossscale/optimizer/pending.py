@@ -88,8 +88,9 @@ class StepState:
     `pending` is the number of a `Pending`. An apply leaves it as it is: a second apply
     does what the first one did. `overflow` tells whether unscaled gradients had
     overflowed, and whether an apply has counted that. `waiting` is 1 while gradients of
-    this optimizer's own loss wait to be applied. It is written and read only while
-    several optimizers share the loss scale. `given` is a number of the last list that
+    this optimizer's own loss wait to be applied, and more if `LossScale.unscale` may
+    have unscaled them. It is written and read only while several optimizers share the
+    loss scale. `given` is a number of the last list that
     `get_unscaled_gradients` was given, to recognize that list.
     """
 
@@ -124,6 +125,11 @@ class StepState:
 
     def note_waiting(self, waits: bool) -> None:
         self.waiting.assign(float(waits), read_value=False)
+
+    def note_unclear(self, where: Flag) -> None:
+        """Notes that gradients which wait may have been unscaled, if `where` is True."""
+        doubled = select(where, 2.0 * self.waiting, self.waiting)
+        self.waiting.assign(doubled, read_value=False)
 
     def note_given(self, grads: Grads) -> None:
         number = _number_of(grads)
@@ -353,8 +359,12 @@ class PendingDivision:
             divisor = select(last.is_unscaled, 1.0, self.loss_scale._value())
         is_pending = tf.logical_or(last.is_scaled, self.state.was_given(grads))
         divisor = select(is_pending, last.loss_scale, divisor)
-        is_known = mode.current().knows_values
-        return None if is_known and float(divisor) == 1.0 else divisor
+        if mode.current().knows_values:
+            if float(divisor) == 1.0:
+                return None
+            if self.uses.has_several and float(self.state.waiting) > 1.0:
+                self.warnings.is_unclear = True
+        return divisor
 
     def _divides_by_default(self, grads: Grads) -> bool:
         """Whether to divide if this optimizer has neither scaled nor unscaled so far.

@@ -93,14 +93,14 @@ class Uses(Observer):
                 scales = tf.stack([state.read().number for state in states])
                 if self.has_several:
                     waits = tf.stack([state.waiting > 0.0 for state in states])
-                    scales = tf.where(waits, scales, 0.0)
                     # If the scaled loss of one optimizer waits, they are that one's. If
                     # none does, they may be anybody's who has none of its own waiting.
-                    # Of several, the greatest scale does the least harm.
-                    count = tf.math.count_nonzero(scales > 0.0)
-                    are_its = tf.where(count > 0, scales > 0.0, tf.logical_not(waits))
+                    waiting = tf.where(waits, scales, 0.0)
+                    count = tf.math.count_nonzero(waiting > 0.0)
+                    scales = tf.where(count > 0, waiting, scales)
+                    are_its = tf.where(count > 0, waiting > 0.0, tf.logical_not(waits))
                     free = tf.unstack(tf.logical_and(are_its, count < 2))
-                greatest = tf.reduce_max(scales)
+                greatest = tf.reduce_max(scales)  # of several, it does the least harm
                 last = select(greatest > 0.0, greatest, now)
             else:
                 last = self.last_scale(now)
@@ -111,11 +111,13 @@ class Uses(Observer):
             for state, is_free in zip(states, free):
                 state.note_unscaled(next(iter(divisors), now), is_free)
                 state.note_check(None)
+                if is_free is not None:
+                    state.note_unclear(tf.logical_not(is_free))
         self.reads.unscaled_count += sum(grad is not None for grad in unscaled)
-        waiting = [each for each in self.optimizers if each.waits]
-        for optimizer in list(self.optimizers):
-            is_one_of_several = optimizer.waits and len(waiting) > 1
-            if is_one_of_several or (waiting and not optimizer.warnings.has_own):
+        several = [each for each in self.optimizers if each.waits]
+        for optimizer in list(self.optimizers) if several else ():
+            is_one = optimizer.waits and len(several) > 1
+            if is_one or not optimizer.warnings.has_own:
                 optimizer.warnings.is_unclear = True
         self._note_all_unscaled(unscaled)
         return unscaled
