@@ -88,10 +88,12 @@ class StepState:
     `pending` is the number of a `Pending`. An apply leaves it as it is: a second apply
     does what the first one did. `overflow` tells whether unscaled gradients had
     overflowed, and whether an apply has counted that. `waiting` is 1 while gradients of
-    this optimizer's own loss wait to be applied, and more if `LossScale.unscale` may
-    have unscaled them. It is written and read only while several optimizers share the
-    loss scale. `given` is a number of the last list that
-    `get_unscaled_gradients` was given, to recognize that list.
+    this optimizer's own loss wait to be applied, more if `LossScale.unscale` may have
+    unscaled them, and 0.5 if those of a loss that `LossScale.scale` multiplied may.
+    It is written and read only while several optimizers share the loss scale. `given`
+    is a number of the list that `get_unscaled_gradients` was given last, to recognize
+    that list, or minus the number of a list that `LossScale.unscale` returned and that
+    may be of this optimizer.
     """
 
     def __init__(self) -> None:
@@ -126,11 +128,6 @@ class StepState:
     def note_waiting(self, waits: bool) -> None:
         self.waiting.assign(float(waits), read_value=False)
 
-    def note_unclear(self, where: Flag) -> None:
-        """Notes that gradients which wait may have been unscaled, if `where` is True."""
-        doubled = select(where, 2.0 * self.waiting, self.waiting)
-        self.waiting.assign(doubled, read_value=False)
-
     def note_given(self, grads: Grads) -> None:
         number = _number_of(grads)
         if number is not None:
@@ -138,10 +135,26 @@ class StepState:
 
     def was_given(self, grads: Grads) -> Flag:
         """Whether `get_unscaled_gradients` is known to have had this list last."""
+        return self._is_list(grads, tf.convert_to_tensor(self.given))
+
+    def note_returned(self, grads: Grads, where: Flag) -> None:
+        """Notes what `LossScale.unscale` returned if that may be of this optimizer."""
+        waiting = select(where, 2.0 * self.waiting, self.waiting)
+        self.waiting.assign(waiting, read_value=False)
+        number = _number_of(grads)
+        if number is not None:
+            given = select(where, -number, self.given)
+            self.given.assign(given, read_value=False)
+
+    def was_returned(self, grads: Grads) -> Flag:
+        """Whether `LossScale.unscale` is known to have returned this list."""
+        return self._is_list(grads, -self.given)
+
+    def _is_list(self, grads: Grads, known_by: Scalar) -> Flag:
         number = _number_of(grads)
         if number is None:
             return False
-        return tf.logical_and(tf.equal(number, self.given), number > 0.0)
+        return tf.logical_and(tf.equal(number, known_by), number > 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Notes whether unscaled gradients were finite. None: they were not checked."""
@@ -253,8 +266,9 @@ class PendingDivision:
         if self.uses.has_several and self.state is not None:
             self.state.note_waiting(waits)
 
-    def loss_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
-        """A loss was multiplied by the loss scale: its own, or another one."""
+    def loss_scaled(self, loss_scale: Scalar, owner: Optional[PendingDivision]) -> None:
+        """A loss was multiplied by the loss scale. No owner: `LossScale.scale` did."""
+        is_own = owner is self
         if is_own or not self.waits:
             self.warnings.owner_known(is_own)
         state = self.state
@@ -265,6 +279,8 @@ class PendingDivision:
         else:
             is_free = state.waiting < 1.0  # rule 2
             state.note_scaled(loss_scale, is_free)
+            if owner is None:
+                state.waiting.assign(tf.maximum(state.waiting, 0.5), read_value=False)
         if is_own:
             self._note_waiting(True)
 
@@ -338,12 +354,13 @@ class PendingDivision:
         """Returns what divides gradients of unknown origin: 1 or None if unscaled.
 
         ```
-        pending   these gradients                       are divided by
-        S         any                                   S
-        -S        those that were unscaled last         S: they are as they were before
-        -S        any others                            1
-        0         any, with `_divides_by_default`       the loss scale of now
-        0         any, without                          1
+        pending   these gradients                            are divided by
+        any       what `LossScale.unscale` returned          1
+        S         any others                                 S
+        -S        what `get_unscaled_gradients` was given    S
+        -S        any others                                 1
+        0         any, with `_divides_by_default`            the loss scale of now
+        0         any, without                               1
         ```
 
         Without a state only losses and lists that Python has seen count.
@@ -359,7 +376,11 @@ class PendingDivision:
             divisor = select(last.is_unscaled, 1.0, self.loss_scale._value())
         is_pending = tf.logical_or(last.is_scaled, self.state.was_given(grads))
         divisor = select(is_pending, last.loss_scale, divisor)
-        if mode.current().knows_values:
+        is_known = mode.current().knows_values
+        if self.uses.has_several and (is_known or not self.warnings.is_unclear):
+            # If it is unclear in a graph, that is told, and so they are divided.
+            divisor = select(self.state.was_returned(grads), 1.0, divisor)
+        if is_known:
             if float(divisor) == 1.0:
                 return None
             if self.uses.has_several and float(self.state.waiting) > 1.0:

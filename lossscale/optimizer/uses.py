@@ -81,7 +81,7 @@ class Uses(Observer):
         self.reads.loss_scaled()
         with op_callbacks.paused():
             for optimizer in list(self.optimizers):
-                optimizer.loss_scaled(product.loss_scale, is_own=optimizer is owner)
+                optimizer.loss_scaled(product.loss_scale, owner)
 
     def unscale(self, loss_scale: LossScale, grads: Grads) -> Grads:
         scaled = as_they_are(grads)
@@ -92,14 +92,18 @@ class Uses(Observer):
             if states:
                 scales = tf.stack([state.read().number for state in states])
                 if self.has_several:
-                    waits = tf.stack([state.waiting > 0.0 for state in states])
-                    # If the scaled loss of one optimizer waits, they are that one's. If
-                    # none does, they may be anybody's who has none of its own waiting.
-                    waiting = tf.where(waits, scales, 0.0)
-                    count = tf.math.count_nonzero(waiting > 0.0)
-                    scales = tf.where(count > 0, waiting, scales)
-                    are_its = tf.where(count > 0, waiting > 0.0, tf.logical_not(waits))
-                    free = tf.unstack(tf.logical_and(are_its, count < 2))
+                    waiting = tf.stack([state.waiting for state in states])
+                    waits = tf.logical_and(scales > 0.0, waiting > 0.0)
+                    has_own = tf.logical_and(waits, waiting >= 1.0)
+                    # If the only loss that waits is an optimizer's own, they are that
+                    # one's. If no own loss waits, they may be anybody's.
+                    is_one = tf.math.count_nonzero(waits) < 2
+                    are_its = tf.logical_and(has_own, is_one)
+                    free = tf.unstack(
+                        tf.where(tf.reduce_any(has_own), are_its, waiting < 1.0)
+                    )
+                    is_any = tf.logical_or(waits, tf.logical_not(tf.reduce_any(waits)))
+                    scales = tf.where(is_any, scales, 0.0)
                 greatest = tf.reduce_max(scales)  # of several, it does the least harm
                 last = select(greatest > 0.0, greatest, now)
             else:
@@ -112,12 +116,14 @@ class Uses(Observer):
                 state.note_unscaled(next(iter(divisors), now), is_free)
                 state.note_check(None)
                 if is_free is not None:
-                    state.note_unclear(tf.logical_not(is_free))
+                    state.note_returned(unscaled, tf.logical_not(is_free))
         self.reads.unscaled_count += sum(grad is not None for grad in unscaled)
-        several = [each for each in self.optimizers if each.waits]
-        for optimizer in list(self.optimizers) if several else ():
-            is_one = optimizer.waits and len(several) > 1
-            if is_one or not optimizer.warnings.has_own:
+        waiting = [each for each in self.optimizers if each.waits]
+        for optimizer in list(self.optimizers):
+            is_one = optimizer.waits and len(waiting) > 1
+            if not waiting:  # now all states say that nothing is scaled
+                optimizer.warnings.is_unclear = False
+            elif is_one or not optimizer.warnings.has_own:
                 optimizer.warnings.is_unclear = True
         self._note_all_unscaled(unscaled)
         return unscaled
