@@ -166,7 +166,7 @@ class LossScaleEngine(tf.Module):
 
     def _count_steps(self) -> None:
         """Begins to count applied steps. Checkpoints hold all that this engine has."""
-        self.division.mistakes.kind = type(self).__name__
+        self.division.warnings.optimizer_class = type(self).__name__
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
