@@ -5,6 +5,7 @@ In the order of imports:
 
 * `exponents`: counts numbers by exponent, and says what float16 does to them;
 * `report`: what float16 does to counted values, in figures, a table and a picture;
+* `causes`: what is said of a value that is not finite, by the monitor, too;
 * `magnitudes`: how large a tensor's values are, and whether they hold inf or NaN;
 * `inputs`: what a tool is given: the model, its loss and loss scale, and the data;
 * `model_state`: changes a model for a while, and leaves it exactly as it was;
