@@ -7,14 +7,15 @@ In the order of imports:
 * `report`: what float16 does to counted values, in figures, a table and a picture;
 * `causes`: what is said of a value that is not finite, by the monitor, too;
 * `magnitudes`: how large a tensor's values are, and whether they hold inf or NaN;
-* `inputs`: what a tool is given: the model, its loss and loss scale, and the data;
+* `inputs`: what a report is given: the model, its loss scale, and the data;
 * `model_state`: changes a model for a while, and leaves it exactly as it was;
-* `calls`: every call of a layer or an operation, in eager mode as in graphs;
-* `advice`: where what is not finite comes from, what to write against it, and a trial;
-* `cure`: one step in eager mode, its first fault, and what a trial of float32 shows;
+* `calls`: every call of a layer or an operation, in eager mode;
+* `step`: the training step that `fit` runs, once, and nothing is applied;
+* `advice`: where what is not finite comes from, what to write, and a step that does so;
+* `remedy`: what helps against a fault, as far as running the step again confirms it;
 * `nonfinite`: find_nonfinite, and its report;
 * `forward`: forward_ranges, and its report;
 * `gradient_report`: gradient_ranges, and its report.
 
-Begin with `gradient_report`, then `nonfinite`, then `forward`.
+Begin with `step`, then `nonfinite`.
 """

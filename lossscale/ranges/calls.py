@@ -1,18 +1,18 @@
-"""Every call of a model's layers and operations, in eager mode as in graphs."""
+"""Every call of a model's layers and operations, in eager mode."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, ContextManager, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import keras_versions
-from lossscale.runtime.graphs import do_not_convert
+from lossscale.runtime.graphs import do_not_convert, is_building
 
 #: Keras 2 wraps operations in these layers, whose constructors take no dtype.
 _OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
@@ -33,7 +33,10 @@ class Call:
       parent: The call that this call is part of. None for the call of the model.
       inputs: The float tensors among its arguments.
       outputs: The float tensors that it returned. Empty before it returns.
+      combines: Whether an operation of its own, in no inner call, takes two of them.
     """
+
+    combines = False
 
     def __init__(self, layer: Any, parent: Optional[Call]) -> None:
         self.layer, self.parent = layer, parent
@@ -112,6 +115,9 @@ class Watcher:
       failed: The innermost call that raised an error, None if there was no error.
     """
 
+    #: Stands for the model around what its `train_step` calls.
+    root: Optional[Call] = None
+
     def __init__(self) -> None:
         self._here = threading.local()
         self.calls: List[Call] = []
@@ -132,46 +138,54 @@ class Watcher:
         self.calls.append(call)
         return outputs
 
-    def watching(self, things: List[Any]) -> ContextManager[None]:
-        """Tells this object of each call of some layers and operations."""
-        return changed([(thing, "call", self._watched(thing)) for thing in things])
-
     @contextlib.contextmanager
-    def watching_eagerly(self, model: Any) -> Iterator[None]:
+    def watching(self, model: Any) -> Iterator[None]:
         """Tells this object of each call in a model, also within `tf.function`s."""
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
+        self.root = Call(model, None)
+        calls = [(thing, "call", self._watched(thing)) for thing in things_of(model)]
         try:
-            with self.watching(things_of(model)):
+            with changed(calls):
                 yield
         finally:
             tf.config.run_functions_eagerly(before)
 
     def _watched(self, thing: Any) -> Callable[..., Any]:
         original = thing.call
-        begin, end = do_not_convert(self.begin), do_not_convert(self.end)
 
-        # AutoGraph converts this and all that it calls, as it would the layer's `call`.
+        @do_not_convert
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if is_building():  # for example within a dataset's function
+                return original(*args, **kwargs)
             with self._opened(thing) as this:
-                positional, named = begin(this, args, kwargs)
-                outputs = end(this, original(*positional, **named))
-            return outputs  # noqa: RET504 - AutoGraph returns from no context
+                positional, named = self.begin(this, args, kwargs)
+                return self.end(this, original(*positional, **named))
 
         return call
 
-    @do_not_convert
     @contextlib.contextmanager
     def _opened(self, thing: Any) -> Iterator[Call]:
-        self._here.call = this = Call(thing, self.innermost)
+        around, root = self.innermost, self.root
+        is_model = root is None or thing is root.layer
+        self._here.call = this = Call(thing, around or (None if is_model else root))
         try:
             yield this
         except Exception:
             self.failed = self.failed or this
             raise
         finally:
-            self._here.call = this.parent
+            self._here.call = around
+
+
+def copy_of(tensor: Any, come_back: Callable[[Any], Any]) -> Any:
+    """Returns a copy of a tensor, whose gradient becomes what `come_back` returns."""
+
+    def copied(value: Any) -> Any:
+        return tf.identity(value), come_back
+
+    return keras_versions.with_mask(tf.custom_gradient(copied)(tensor), tensor)
 
 
 def things_of(model: Any) -> List[Any]:

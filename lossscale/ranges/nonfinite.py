@@ -3,57 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple, cast
 
 import tensorflow as tf
 
-from lossscale import arguments
 from lossscale.plotting import power_text, scale_text
-from lossscale.ranges import inputs
-from lossscale.ranges.advice import Advice, Fault, Trial
-from lossscale.ranges.cure import Cure, TrainingStep
-from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
-from lossscale.ranges.model_state import unchanged
+from lossscale.ranges import causes, inputs, step
+from lossscale.ranges.advice import Advice, Attempt, Fault
+from lossscale.ranges.magnitudes import WORDS, is_bad, look
+from lossscale.ranges.remedy import Remedy, first_fault
+from lossscale.ranges.step import Step
 from lossscale.runtime import float16_weights, keras_versions
 
-#: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
-_TEXTS = {
-    None: """\
-All outputs of layers are finite, and so are the loss and the gradients at the loss \
-scale {scale}. Nothing is at fault.""",
-    "scale": """\
-All outputs of layers are finite, and so are the loss and the gradients at the loss \
-scale 1. At {scale} gradients overflow: no layer is at fault, the loss scale is too \
-high. A DynamicLossScale falls until the gradients fit. If it is a FixedLossScale, use \
-a smaller one.""",
-    "data": """\
-The data are finite, but not in {dtype}: the largest value that is finite there is \
-{largest}, and float16 ends at 65504. Divide the data by a number, as in x / 255, \
-before the model gets them.""",
-    "loss": """\
-The loss itself is {kind}{operation}, but all outputs of layers that it depends on are \
-finite.""",
-    "weights": """\
-{layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
-them. Go back to a checkpoint, and lower the learning rate.""",
-    "forward": """\
-{layer} ({layer_class}, {dtype}): {kind}{operation}, beside finite values up to \
-{largest}; its inputs were finite.""",
-    "gradient": """\
-{layer} ({layer_class}, {dtype}): its gradient is {kind}{operation}, beside finite \
-values up to {largest}; the gradient that it received was finite, and so is the \
-forward pass.""",
-}
-_CAST = """\
-{layer} ({layer_class}, {dtype}): its inputs are {kind}, beside finite values up to \
-{largest}; they were finite before they were cast to {dtype}."""
-_SEAM = """\
-{layer} ({layer_class}, {dtype}): the gradient at its output is {kind}: it is finite \
-up to {largest} in float32, but not where it is cast to {dtype}."""
-_LOSS_GRADIENT = """\
-The loss is finite, but its gradient at the model's outputs is {kind}{operation}."""
 _AT_FAULT = " Nothing is at fault."
-_HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
+_HIDDEN = "Later layers hide it: the loss is finite, but wrong."
+_UNDECIDED = """\
+Loss and gradients are finite. Whether they are wrong is undecided: two runs of this \
+step differ, since it draws random numbers, or it does not run in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +49,9 @@ class NonfiniteReport:
         bad value.
       float16_variables: A string, the names of the first trainable variables that are
         float16. They lose updates though all is finite.
-      to_write: A string, what to do, and what trials of that have shown.
+      seen: A string, what was seen.
+      to_write: A string, what is usually behind it, what to write, and what trying that
+        has shown.
     """
 
     where: Optional[str] = None
@@ -96,6 +64,7 @@ class NonfiniteReport:
     loss_scale: float = dataclasses.field(default=1.0, repr=False)
     variables: Tuple[str, ...] = dataclasses.field(default=(), repr=False)
     is_hidden: bool = dataclasses.field(default=False, repr=False)
+    seen: str = dataclasses.field(default="", repr=False)
     to_write: str = dataclasses.field(default="", repr=False)
     float16_variables: str = dataclasses.field(default="", repr=False)
 
@@ -103,23 +72,8 @@ class NonfiniteReport:
         return self.where not in {None, "scale"}
 
     def __str__(self) -> str:
-        text = _TEXTS[self.where]
-        if self.operation == "Cast" and self.layer is not None:
-            text = {"forward": _CAST, "gradient": _SEAM}.get(str(self.where), text)
-        elif self.where == "gradient" and self.layer is None:
-            text = _LOSS_GRADIENT
-        text = text.format(
-            scale=scale_text(self.loss_scale),
-            kind=WORDS.get(self.kind or ""),
-            largest=power_text(self.largest),
-            operation=f" in {self.operation}" if self.operation else "",
-            layer=self.layer,
-            layer_class=self.layer_class,
-            dtype=self.dtype,
-            variables=", ".join(self.variables),
-        )
         hidden = _HIDDEN if self.is_hidden else ""
-        text = " ".join(filter(None, [text + hidden, self.to_write]))
+        text = " ".join(filter(None, [self.seen, hidden, self.to_write]))
         if self.float16_variables:
             said = float16_weights.IN_FLOAT16.format(names=self.float16_variables)
             text = f"{text.replace(_AT_FAULT, '')}\n\n{said}"
@@ -137,13 +91,13 @@ def find_nonfinite(
 ) -> NonfiniteReport:
     """Finds the layer that makes a training step infinite or NaN.
 
-    Computes one step on the first batch in eager mode, with the model's own policy and
-    loss scale and `training=True`, and finds the first operation that turned finite
-    inputs into inf or NaN, in the forward pass or on the way back, even if a later one
-    hid it. It tries what it advises: docs/trouble.md.
-
-    The step is not applied, and the model stays as it was, except that missing weights
-    are created. A custom `train_step` is not run.
+    Runs the step that `fit` runs, on the first batch and in eager mode: the model's own
+    `train_step`, whose optimizers get their gradients and do nothing with them. Of a
+    loss or a gradient that is not finite it finds the first operation that turned
+    finite numbers into inf or NaN, in the forward pass or on the way back. It says what
+    was seen, what is usual, and what to write, and tries `dtype="float32"` before it
+    says so: docs/trouble.md. The model stays as it was, except that missing weights are
+    created.
 
     >>> import lossscale
     >>> import numpy as np
@@ -169,7 +123,7 @@ def find_nonfinite(
       A `NonfiniteReport`: print it.
 
     Raises:
-      TypeError: An argument has the wrong type, or `model` does not return tensors.
+      TypeError: An argument has the wrong type.
       ValueError: The model has no layers or no loss, cannot be built, or belongs to a
         strategy with several replicas; targets are missing; or the batch is empty or
         not finite.
@@ -177,71 +131,111 @@ def find_nonfinite(
     """
     keras = inputs.keras_of(model, "find_nonfinite")
     batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1)
-    inputs.check_finite(*batch)
-    compute = inputs.loss_function(keras, model, loss, batch[1])
-    inputs.build(model, batch[0])
-    scale = inputs.scale_of(model)
+    x, y, sample_weight = inputs.triple(batch)
+    inputs.check_finite(x, y, sample_weight)
+    of_fit = step.of_fit(keras, model, loss, batch)
+    step.build(model, x, of_fit)
+    data = list(filter(tf.is_tensor, tf.nest.flatten(x)))
 
-    def loss_in(step: Trial) -> Any:
-        x, y, sample_weight = batch
-        with step.noted(model):
-            outputs = model(x, training=True)
-            if not all(map(tf.is_tensor, tf.nest.flatten(outputs))):
-                raise TypeError(
-                    "`model` must return tensors, in any nest, got "
-                    f"{arguments.shown(outputs):.80}."
-                )
-            return tf.cast(compute(x, y, outputs, sample_weight), tf.float32)
+    def run(attempt: Attempt, most: float = float("inf")) -> Step:
+        def scale_of(optimizer: Any) -> float:
+            return min(inputs.scale_of(optimizer), most)
 
-    def step_of(trial: Trial) -> TrainingStep:
-        return TrainingStep(model, data, loss_in, trial, scale)
+        return Step(model, of_fit, attempt, scale_of)
 
-    with unchanged(model):
-        data = floats_in(batch[0])
-        step = step_of(Trial(Advice(keras)))
-        fault = step.first_fault()
-        if fault is None:
-            report = NonfiniteReport("scale" if step.kind_at(scale) else None)
-        else:
-            report = _report_of(fault, data)
-        if fault is not None and report.where in {"forward", "loss", "gradient"}:
+    def run_as_it_is(most: float = float("inf")) -> Step:
+        return run(Attempt(Advice(keras)), most)
 
-            def describe(other: Fault) -> str:
-                return str(_report_of(other, data))
+    def describe(fault: Fault) -> str:
+        return _report_of(fault, data).seen
 
-            to_write = str(Cure(keras, step, fault, step_of, describe))
-            hidden = not fault.is_backward and not is_bad(step.loss)
+    first = run_as_it_is()
+    scale, fault, place = first.scale, first_fault(first), "none"
+    if fault is not None and fault.is_backward and scale > 1:
+        first, place = run_as_it_is(1.0), "scale"
+        fault = first_fault(first)
+    is_harmless: Optional[bool] = False
+    if fault is not None and not first.bad:
+        overflows = Attempt(Advice(keras, cast("Any", first.watcher).overflows))
+        is_harmless = _is_harmless(first, lambda: run(overflows), run_as_it_is)
+    if fault is None or is_harmless:
+        where = None if place == "none" else place
+        seen = causes.PLACES[place].format(scale=scale_text(scale))
+        report = NonfiniteReport(where, seen=seen)
+    else:
+        report = _report_of(fault, data)
+        if report.where in {"forward", "loss", "gradient"}:
+            to_write = str(Remedy(keras, fault, run, describe))
+            hidden = not fault.is_backward and not any(map(is_bad, first.losses))
+            if is_harmless is None:
+                hidden, to_write = False, f"{_UNDECIDED} {to_write}"
             report = dataclasses.replace(report, to_write=to_write, is_hidden=hidden)
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    names = float16_weights.float16_names(optimizer, model.trainable_variables)
-    return dataclasses.replace(report, loss_scale=scale, float16_variables=names)
+    return dataclasses.replace(
+        report,
+        loss_scale=scale,
+        float16_variables=float16_weights.float16_names(
+            optimizer, model.trainable_variables
+        ),
+    )
+
+
+def _is_harmless(
+    first: Step, run_in_float32: Callable[[], Step], run_again: Callable[[], Step]
+) -> Optional[bool]:
+    """Whether losses and gradients are right, though values within overflow, or None.
+
+    None: it is undecided, since two runs of the step differ anyway, or it does not run
+    in float32.
+    """
+    try:
+        if run_in_float32().equals(first):
+            return True
+    except (tf.errors.OpError, TypeError, ValueError):
+        return None
+    return False if run_again().equals(first) else None
 
 
 def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
-    kind, operation, call = next(iter(fault.kinds), None), fault.operation, fault.call
-    if fault.is_backward and call is None:
-        return NonfiniteReport("gradient", kind=kind, operation=operation)
+    call, is_cast = fault.call, fault.operation == "Cast"
+    variables: Tuple[str, ...] = ()
+    where = place = "gradient" if fault.is_backward else "forward"
     if call is None:
-        return NonfiniteReport("loss", kind=kind, operation=operation)
-    report = NonfiniteReport(
-        "gradient" if fault.is_backward else "forward",
-        layer=call.path,
-        layer_class=type(call.layer).__name__,
-        kind=kind,
-        operation=operation,
-        dtype=fault.dtype,
-        largest=fault.largest,
-    )
-    if fault.is_backward:
-        return report
+        where = "gradient" if fault.is_backward else "loss"
+        place = "gradient of the loss" if fault.is_backward else "loss"
+    elif fault.is_backward and is_cast:
+        place = "gradient, cast"
     # The model casts its data, or in Keras 3 its first layer does.
-    if fault.is_cast and fault.largest in [look(tensor).largest for tensor in data]:
-        return dataclasses.replace(report, where="data", layer=None)
-    if operation in {"ReadVariableOp", "ResourceGather", "given"}:
+    elif fault.is_cast and fault.largest in [look(tensor).largest for tensor in data]:
+        where = place = "data"
+    elif is_cast and not fault.is_backward:
+        place = "forward, inputs" if fault.is_cast else "forward, cast"
+    elif fault.operation in {"ReadVariableOp", "ResourceGather", "given"}:
         weights = getattr(call.layer, "weights", ())
         bad = [weight for weight in weights if is_bad(tf.convert_to_tensor(weight))]
         if bad:
-            names = tuple(map(keras_versions.variable_name, bad))
-            return dataclasses.replace(report, where="weights", variables=names)
-    return report
+            where = place = "weights"
+            variables = tuple(map(keras_versions.variable_name, bad))
+    kind = next(iter(fault.kinds), None)
+    layer = None if call is None else call.path
+    layer_class = None if call is None else type(call.layer).__name__
+    return NonfiniteReport(
+        where,
+        layer=None if where == "data" else layer,
+        layer_class=layer_class,
+        kind=kind,
+        operation=fault.operation,
+        dtype=fault.dtype,
+        largest=fault.largest,
+        variables=variables,
+        seen=causes.PLACES[place].format(
+            layer=layer,
+            layer_class=layer_class,
+            kind=WORDS.get(kind or ""),
+            operation=f" in {fault.operation}" if fault.operation else "",
+            dtype=fault.dtype,
+            largest=power_text(fault.largest),
+            variables=", ".join(variables),
+        ),
+    )
