@@ -286,7 +286,7 @@ class Attempt(Watcher):
         given = list(inputs) if kind == "Cast" else floats
         if call is not None and len(floats) > 1:
             call.combines = True
-        if call is None:  # outside of all calls, or on the way back
+        if call is None and derivative(calls.__file__) is not None:
             made_in = (self._made.get(key_of(tensor)) for tensor in floats)
             call = next(filter(None, made_in), None)
         sources: Optional[List[Any]] = None
@@ -309,7 +309,7 @@ class Attempt(Watcher):
         return True
 
     def _look_closer(self, fault: Fault, floats: List[Any]) -> None:
-        """Finds whether an operation computes a derivative, and of what, in which call."""
+        """Finds out whether this computes a derivative, of what, and in which call."""
         now = derivative(calls.__file__)
         if now is None:
             fault.call = self.innermost
@@ -322,6 +322,7 @@ class Attempt(Watcher):
                     fault.call = self._made[key_of(tensor)]
                     break
             fault.of = str(now.get("op_name", ""))
+            floats = floats or results  # of sqrt(x) only the result is still needed
         fault.of = fault.of or str(fault.operation)
         fault.held = causes.held_by(fault.of, floats)
         before = [tensor.dtype.name for c in self.calls for tensor in c.outputs]

@@ -179,11 +179,14 @@ class Watcher:
             self._here.call = around
 
 
-def copy_of(tensor: Any, come_back: Callable[[Any], Any]) -> Any:
-    """Returns a copy of a tensor, whose gradient becomes what `come_back` returns."""
+def copy_of(tensor: Any, come_back: Callable[[Any], Any], value: Any = None) -> Any:
+    """Returns a copy of a tensor, whose gradient becomes what `come_back` returns.
 
-    def copied(value: Any) -> Any:
-        return tf.identity(value), come_back
+    The copy has another value if one is given.
+    """
+
+    def copied(own: Any) -> Any:
+        return tf.identity(own if value is None else value), come_back
 
     return keras_versions.with_mask(tf.custom_gradient(copied)(tensor), tensor)
 

@@ -7,7 +7,7 @@ between are those that the monitor says, too, so that both say the same of one f
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -71,19 +71,13 @@ up to {largest} in float32, but not where it is cast to {dtype}.""",
 The loss is finite, but its own derivative is {kind}{operation} ({dtype}).""",
 }
 
-_DIVISIONS = (
-    *("RealDiv", "Div", "Reciprocal", "Inv", "Xdivy"),
-    *("FloorDiv", "FloorMod", "Mod", "TruncateDiv"),
-)
-_LOGARITHMS, _LOGARITHMS_1P = ("Log", "Xlogy"), ("Log1p", "Xlog1py")
-_ROOTS, _LIMITED = ("Sqrt", "Rsqrt", "Pow"), ("Acos", "Asin", "Atanh", "Erfinv")
 #: Which argument decides, the last if it is not here, and what is added to it.
 _ARGUMENTS: Dict[str, Tuple[int, float]] = {
     "Pow": (0, 0.0),
-    **dict.fromkeys(_LOGARITHMS_1P, (-1, 1.0)),
+    **dict.fromkeys(("Log1p", "Xlog1py"), (-1, 1.0)),
 }
 
-#: What the argument that decides held. Zeros make infinity, negative numbers NaN.
+#: What the argument that decides held.
 _ZEROS, _NEGATIVES, _WHATEVER = "zeros", "negative numbers", ""
 
 
@@ -93,7 +87,8 @@ class Cause(NamedTuple):
     Attributes:
       operations: The types of TensorFlow's operations. On the way back, of those whose
         derivative is computed. Empty: any other.
-      is_backward: Whether the derivative is infinite or NaN, not the result.
+      kinds: Which of "inf" and "nan" the operation made.
+      is_backward: Whether its derivative did so, not its result.
       held: What the argument that decides held. `_WHATEVER`: it makes no difference.
       seen: What is known of this value.
       usual: What is usually behind it.
@@ -101,6 +96,7 @@ class Cause(NamedTuple):
     """
 
     operations: Tuple[str, ...]
+    kinds: Tuple[str, ...]
     is_backward: bool
     held: str
     seen: str
@@ -108,71 +104,60 @@ class Cause(NamedTuple):
     to_write: str
 
 
+_INF, _NAN, _EITHER = ("inf",), ("nan",), ("inf", "nan")
 _NEGATIVE = "Its argument holds negative numbers, and it makes NaN of them."
+_BELOW = "Its argument holds numbers below -1, and it makes NaN of them."
 _POSITIVE = "Keep its argument positive: tf.maximum(x, {small})."
+_ABOVE = "Keep its argument above -1: tf.maximum(x, {small} - 1)."
+_POWER = "It is a negative power of zero."
+_EXPONENTIAL = "It is the exponential of a large number."
+_LIMIT = "Subtract the largest number first, or limit it: tf.exp(tf.minimum(x, 10.0))."
 _DIVISOR = "Add a small number to the divisor: x / (y + {small})."
 _ADD = "Add a small number to its argument: x + {small}."
 _ROOT = "Add a small number to its argument: tf.sqrt(x + {small})."
 _LIMITS = "Its derivative is infinite at 1 and -1, and beyond it makes NaN."
 _CLIP = "Keep its argument within: tf.clip_by_value(x, {small} - 1, 1 - {small})."
-_EMPTY = "Most often it is the sum or the norm of a row of zeros, as padding is."
-_LOGS = (*_LOGARITHMS, *_LOGARITHMS_1P)
-#: The first row that fits is said.
-CAUSES: List[Cause] = [
-    Cause(_DIVISIONS, False, _ZEROS, "Its divisor holds zeros.", _EMPTY, _DIVISOR),
-    Cause(
-        _LOGARITHMS_1P,
-        False,
-        _NEGATIVES,
-        "Its argument holds numbers below -1, and it makes NaN of them.",
-        "",
-        "Keep its argument above -1: tf.maximum(x, {small} - 1).",
-    ),
-    Cause((*_LOGARITHMS, *_ROOTS), False, _NEGATIVES, _NEGATIVE, "", _POSITIVE),
-    Cause(_LOGS, False, _ZEROS, "It is the logarithm of a zero.", "", _ADD),
-    Cause(_ROOTS, False, _ZEROS, "It is a negative power of zero.", "", _ADD),
-    Cause(
-        ("Exp", "Expm1", "Sinh", "Cosh"),
-        False,
-        _WHATEVER,
-        "It is the exponential of a large number.",
-        "",
-        "Subtract the largest number first, or limit it: tf.exp(tf.minimum(x, 10.0)).",
-    ),
-    Cause(_LIMITED, False, _WHATEVER, _LIMITS, "", _CLIP),
-    Cause(_ROOTS, True, _ZEROS, "The argument of this root holds zeros.", "", _ROOT),
-    Cause(_DIVISIONS, True, _ZEROS, "The divisor holds zeros.", _EMPTY, _DIVISOR),
-    Cause(_LOGS, True, _ZEROS, "The argument of this logarithm is zero.", "", _ADD),
-    Cause(_LIMITED, True, _WHATEVER, _LIMITS, "", _CLIP),
-    Cause(
-        _ROOTS, True, _WHATEVER, "", f"Most often this is {INFINITE_DERIVATIVE}.", _ROOT
-    ),
-    Cause(
-        _DIVISIONS,
+_OF_ZEROS = "Most often it is the sum or the norm of a row of zeros, as padding is."
+_SQUARE = "Most often the divisor is so small that its square is zero."
+_OFTEN_ROOT = f"Most often this is {INFINITE_DERIVATIVE}."
+_OFTEN_LOG = "Most often this is a logarithm of zero."
+_OFTEN = f"Most often this is {ZERO}, an exponential, or {LEARNING_RATE}."
+_LOOK = "Look for one there, and add {small} to its argument."
+_1P, _LOGS = ("Log1p", "Xlog1py"), ("Log", "Xlogy", "Log1p", "Xlog1py")
+_ROOTS, _LIMITED = ("Sqrt", "Rsqrt", "Pow"), ("Acos", "Asin", "Atanh", "Erfinv")
+_EXPS = ("Exp", "Expm1", "Sinh", "Cosh")
+_DIVS = (
+    *("RealDiv", "Div", "Reciprocal", "Inv", "Xdivy"),
+    *("FloorDiv", "FloorMod", "Mod", "TruncateDiv"),
+)
+_ROWS: List[Tuple[Any, ...]] = [
+    (_DIVS, _EITHER, False, _ZEROS, "Its divisor holds zeros.", _OF_ZEROS, _DIVISOR),
+    (_1P, _NAN, False, _NEGATIVES, _BELOW, "", _ABOVE),
+    ((*_LOGS, *_ROOTS), _NAN, False, _NEGATIVES, _NEGATIVE, "", _POSITIVE),
+    (_LOGS, _INF, False, _ZEROS, "It is the logarithm of a zero.", "", _ADD),
+    (_ROOTS, _INF, False, _ZEROS, _POWER, "", _ADD),
+    (_EXPS, _INF, False, _WHATEVER, _EXPONENTIAL, "", _LIMIT),
+    (_LIMITED, _EITHER, False, _WHATEVER, _LIMITS, "", _CLIP),
+    (
+        _ROOTS,
+        _EITHER,
         True,
-        _WHATEVER,
+        _ZEROS,
+        "The argument of this root holds zeros.",
         "",
-        "Most often the divisor is so small that its square is zero.",
-        _DIVISOR,
+        _ROOT,
     ),
-    Cause(_LOGS, True, _WHATEVER, "", "Most often this is a logarithm of zero.", _ADD),
-    Cause(
-        (),
-        False,
-        _WHATEVER,
-        "",
-        f"Most often this is {ZERO}, an exponential, or {LEARNING_RATE}.",
-        "",
-    ),
-    Cause(
-        (),
-        True,
-        _WHATEVER,
-        "",
-        f"Most often this is {INFINITE_DERIVATIVE}.",
-        "Look for one there, and add {small} to its argument.",
-    ),
+    (_DIVS, _EITHER, True, _ZEROS, "The divisor holds zeros.", _OF_ZEROS, _DIVISOR),
+    (_LOGS, _EITHER, True, _ZEROS, "The argument of this logarithm is zero.", "", _ADD),
+    (_LIMITED, _EITHER, True, _WHATEVER, _LIMITS, "", _CLIP),
+    (_ROOTS, _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _ROOT),
+    (_DIVS, _EITHER, True, _WHATEVER, "", _SQUARE, _DIVISOR),
+    (_LOGS, _EITHER, True, _WHATEVER, "", _OFTEN_LOG, _ADD),
+    ((), _EITHER, False, _WHATEVER, "", _OFTEN, ""),
+    ((), _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _LOOK),
 ]
+#: The table. The first row that fits is said.
+CAUSES = [Cause(*row) for row in _ROWS]
 
 
 def held_by(operation: str, arguments: List[Any]) -> FrozenSet[str]:
@@ -185,12 +170,16 @@ def held_by(operation: str, arguments: List[Any]) -> FrozenSet[str]:
     return frozenset(name for name, is_held in held.items() if is_held)
 
 
-def cause_of(operation: str, is_backward: bool, held: FrozenSet[str]) -> Cause:
-    """Returns the row of the table that fits an operation and its argument."""
+def cause_of(
+    operation: str, kinds: Sequence[str], is_backward: bool, held: FrozenSet[str]
+) -> Cause:
+    """Returns the row of the table that fits what an operation made, and of what."""
+    made = {kind.lstrip("-") for kind in kinds}  # "inf", "-inf" and "nan"
     return next(
         cause
         for cause in CAUSES
         if (operation in cause.operations or not cause.operations)
+        and (made.intersection(cause.kinds) or not made)
         and is_backward == cause.is_backward
         and cause.held in {_WHATEVER, *held}
     )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lossscale.ranges import exponents, inputs, model_state
 from lossscale.ranges.advice import Advice, Attempt, Fault
-from lossscale.ranges.calls import Call, Watcher
+from lossscale.ranges.calls import Call, Watcher, copy_of
 from lossscale.ranges.magnitudes import are_alike, floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
@@ -419,7 +419,8 @@ class _Float16Pass(Attempt):
                 if not is_float(output):
                     return output
                 other = next(others)
-                return other if is_outermost else _cast_like(output, other)
+                other = other if is_outermost else _cast_like(output, other)
+                return copy_of(output, lambda grad: tf.cast(grad, output.dtype), other)
 
             outputs = tf.nest.map_structure(replaced, outputs)
         return super().end(call, outputs)

@@ -207,7 +207,7 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
     elif fault.is_backward and is_cast:
         place = "gradient, cast"
     # The model casts its data, or in Keras 3 its first layer does.
-    elif fault.is_cast and fault.largest in [look(tensor).largest for tensor in data]:
+    elif is_cast and fault.largest in [look(tensor).largest for tensor in data]:
         where = place = "data"
     elif is_cast and not fault.is_backward:
         place = "forward, inputs" if fault.is_cast else "forward, cast"
@@ -232,7 +232,7 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
         seen=causes.PLACES[place].format(
             layer=layer,
             layer_class=layer_class,
-            kind=WORDS.get(kind or ""),
+            kind=" and ".join(WORDS[each] for each in fault.kinds),
             operation=f" in {fault.operation}" if fault.operation else "",
             dtype=fault.dtype,
             largest=power_text(fault.largest),

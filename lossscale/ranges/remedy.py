@@ -101,7 +101,7 @@ def said_of_cause(fault: Fault) -> List[str]:
     """Returns what the table says: what was seen, what is usual, what to write."""
     if fault.operation == "Cast" and fault.call is not None:
         return []
-    cause = causes.cause_of(fault.of, fault.is_backward, fault.held)
+    cause = causes.cause_of(fault.of, fault.kinds, fault.is_backward, fault.held)
     if fault.call is None and fault.dtype in SIXTEEN_BITS and not cause.operations:
         return [causes.LOSS_IN_FLOAT16]
     # 1e-6 is lost beside larger numbers in float16, and its inverse overflows.

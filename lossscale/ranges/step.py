@@ -73,8 +73,8 @@ class Step:
     def bad(self) -> List[Any]:
         """The losses, and gradients that optimizers were given, with inf or NaN."""
         # A step that adds gradients up may give no optimizer any.
-        grads = self._given or [grad for _, grad in self.computed]
-        return [tensor for tensor in (*self.losses, *grads) if is_bad(tensor)]
+        grads: List[Any] = self._given or [grad for _, grad in self.computed]
+        return [tensor for tensor in [*self.losses, *grads] if is_bad(tensor)]
 
     def equals(self, other: Step) -> bool:
         """Whether losses and gradients are those of another step, but for rounding."""
