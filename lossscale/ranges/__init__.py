@@ -12,8 +12,7 @@ In the order of imports:
 * `calls`: every call of a layer or an operation, in eager mode;
 * `step`: the training step that `fit` runs, once, and nothing is applied;
 * `advice`: where what is not finite comes from, what to write, and a step that does so;
-* `remedy`: what helps against a fault, as far as running the step again confirms it;
-* `nonfinite`: find_nonfinite, and its report;
+* `nonfinite`: find_nonfinite, its report, and what helps against a fault;
 * `forward`: forward_ranges, and its report;
 * `gradient_report`: gradient_ranges, and its report.
 

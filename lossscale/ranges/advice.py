@@ -44,7 +44,7 @@ from lossscale.ranges import calls, causes
 from lossscale.ranges.calls import Call, Watcher, copy_of
 from lossscale.ranges.magnitudes import floats_in, is_bad, is_float, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
-from lossscale.runtime import keras_versions, op_callbacks
+from lossscale.runtime import keras_versions
 from lossscale.runtime.derivatives import derivative
 from lossscale.runtime.op_callbacks import key_of
 
@@ -54,9 +54,6 @@ _OPERATION = """\
 _IN_CALL = """\
 In `call` of {name} ({kind}) cast the inputs of {operation} to float32: {cast}. Layers \
 within it keep their own dtype."""
-_MEETS = """\
-If `call` of {name} ({kind}) combines its outputs with others, cast those to float32, \
-too: {cast}."""
 _DATA = """\
 {name} casts its data to float16, which ends at 65504. Instead you may divide the data \
 by a number, as in x / 255, before the model gets them."""
@@ -108,8 +105,6 @@ class Advice:
         #: By path, the calls of operations and of layers with operations of their own,
         #: and the types of these operations.
         self.casts: Dict[str, Tuple[Call, str]] = {}
-        #: The calls around a layer whose `call` may have to cast what it meets there.
-        self._may_meet: Dict[str, Call] = {}
         #: The loss is computed in float32.
         self.widens_loss = False
         #: The faults against which something was added.
@@ -122,17 +117,16 @@ class Advice:
 
     def add(self, fault: Fault) -> bool:
         """Adds what may help against a fault. False if all that may help is known."""
-        is_new = self._add(fault)
-        if is_new:
-            self.faults.append(fault)
+        before = (len(self.layers), len(self.casts), self.widens_loss)
+        if fault.call is not None:
+            self._add(fault, fault.call.owner)
+        elif fault.dtype in SIXTEEN_BITS:
+            self.widens_loss = True
+        is_new = before != (len(self.layers), len(self.casts), self.widens_loss)
+        self.faults += [fault] * is_new
         return is_new
 
-    def _add(self, fault: Fault) -> bool:
-        if fault.call is None:
-            is_new = fault.dtype in SIXTEEN_BITS and not self.widens_loss
-            self.widens_loss = self.widens_loss or is_new
-            return is_new
-        call = fault.call.owner
+    def _add(self, fault: Fault, call: Call) -> None:
         above = call.parent
         is_between = call.is_written_around_layers and not fault.is_cast
         # The model itself only if it casts its data.
@@ -141,18 +135,14 @@ class Advice:
             wanted = _with_wrappers(call)
             new = [c for c in wanted if c.path not in self.layers]
             self.layers.update((c.path, c) for c in new)
-            if above is not None and not above.is_of_library and above.combines:
-                self._may_meet[above.path] = above
             # In float32 a layer casts nothing: the cast of another input is known, too.
             is_own_cast = fault.is_cast and fault.operation == "Cast"
             if new or call.is_of_library or is_own_cast:
-                return bool(new)
+                return
         if call.is_of_library and call.is_layer and fault.operation == "Cast":
-            return False  # nobody wrote its `call`, or can change it
-        is_new = call.path not in self.casts
+            return  # nobody wrote its `call`, or can change it
         operation = "" if fault.is_backward else fault.operation
         self.casts.setdefault(call.path, (call, operation or "its operations"))
-        return is_new
 
     def complete(
         self,
@@ -169,14 +159,11 @@ class Advice:
                 faults = run(attempt)
             except (tf.errors.OpError, TypeError, ValueError) as raised:
                 # The model cannot run, since two dtypes meet in the call that failed.
-                faults, error = (
-                    [Fault(attempt.failed, is_cast=True)],
-                    f"{raised!s:.200}",
-                )
+                faults = [Fault(attempt.failed, is_cast=True)]
+                error = f"{raised!s:.200}"
             is_new = [self.add(fault) for fault in faults]
             if not any(is_new):
                 break
-        self._may_meet = {}
         return error
 
     def casts_in(self, call: Optional[Call]) -> bool:
@@ -186,7 +173,8 @@ class Advice:
         return any(call.layer is other.layer for other, _ in self.casts.values())
 
     def __str__(self) -> str:
-        cast = cast_of(self.keras)
+        is_keras3 = keras_versions.is_keras3(self.keras)
+        cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
 
         def sentence(text: str, call: Call, operation: str = "") -> str:
             name, kind = call.path, type(call.layer).__name__
@@ -196,8 +184,6 @@ class Advice:
             sentence(_IN_CALL if call.is_layer else _OPERATION, call, operation)
             for call, operation in self.casts.values()
         ]
-        may_meet = [c for path, c in self._may_meet.items() if path not in self.casts]
-        said += [sentence(_MEETS, call) for call in may_meet]
         models = [call for call in self.layers.values() if call.parent is None]
         said += [sentence(_DATA, call) for call in models]
         said += [causes.LOSS_IN_FLOAT16] * self.widens_loss
@@ -205,12 +191,6 @@ class Advice:
         indented = "".join(f"    {line}\n" for line in lines)
         to_write = f"Write\n\n{indented}" if lines else ""
         return "\n".join(filter(None, [to_write, " ".join(said)]))
-
-
-def cast_of(keras: Any) -> str:
-    """Returns how a program casts to float32."""
-    is_keras3 = keras_versions.is_keras3(keras)
-    return 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
 
 
 def _with_wrappers(call: Call) -> List[Call]:
@@ -252,9 +232,11 @@ def _line(call: Call) -> str:
 class Attempt(Watcher):
     """A run of the model as if some advice had been followed, and its faults."""
 
+    sees_ops = True
+
     def __init__(self, advice: Advice) -> None:
         super().__init__()
-        self._advice, self._listens = advice, False
+        self._advice = advice
         #: The faults by key of the tensor, in the order of computation.
         self.faults: Dict[int, Fault] = {}
         #: The call that each tensor, or gradient, belongs to.
@@ -270,22 +252,13 @@ class Attempt(Watcher):
                 keras_versions.layers_of(call.layer) if makes_some else [call.layer]
             )
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
-        self._listens = True
-        try:
-            with in_float32(advice.keras, layers), super().watching(model):
-                op_callbacks.add(self)
-                yield
-        finally:
-            self._listens = False
+        with in_float32(advice.keras, layers), super().watching(model):
+            yield
 
-    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
-        if not self._listens:
-            return False
+    def see_op(self, kind: str, inputs: Any, outputs: Any) -> None:
         call, floats = self.innermost, floats_in(list(inputs))
         # Integers are data, too.
         given = list(inputs) if kind == "Cast" else floats
-        if call is not None and len(floats) > 1:
-            call.combines = True
         if call is None and derivative(calls.__file__) is not None:
             made_in = (self._made.get(key_of(tensor)) for tensor in floats)
             call = next(filter(None, made_in), None)
@@ -306,7 +279,6 @@ class Attempt(Watcher):
             if not sources:
                 self._look_closer(fault, floats)
             self.faults[key_of(output)] = fault
-        return True
 
     def _look_closer(self, fault: Fault, floats: List[Any]) -> None:
         """Finds out whether this computes a derivative, of what, and in which call."""

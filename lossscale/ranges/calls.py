@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
-from lossscale.runtime import keras_versions
+from lossscale.runtime import keras_versions, op_callbacks
 from lossscale.runtime.graphs import do_not_convert, is_building
 
 #: Keras 2 wraps operations in these layers, whose constructors take no dtype.
@@ -33,10 +33,7 @@ class Call:
       parent: The call that this call is part of. None for the call of the model.
       inputs: The float tensors among its arguments.
       outputs: The float tensors that it returned. Empty before it returns.
-      combines: Whether an operation of its own, in no inner call, takes two of them.
     """
-
-    combines = False
 
     def __init__(self, layer: Any, parent: Optional[Call]) -> None:
         self.layer, self.parent = layer, parent
@@ -117,6 +114,8 @@ class Watcher:
 
     #: Stands for the model around what its `train_step` calls.
     root: Optional[Call] = None
+    #: Whether `see_op` is told of each operation, and is told now.
+    sees_ops = _is_watching = False
 
     def __init__(self) -> None:
         self._here = threading.local()
@@ -138,17 +137,28 @@ class Watcher:
         self.calls.append(call)
         return outputs
 
+    def see_op(self, kind: str, inputs: Any, outputs: Any) -> None:
+        """Notes an operation of eager mode, if `sees_ops`."""
+
+    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
+        if self._is_watching:
+            self.see_op(kind, inputs, outputs)
+        return self._is_watching
+
     @contextlib.contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """Tells this object of each call in a model, also within `tf.function`s."""
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
-        self.root = Call(model, None)
+        self.root, self._is_watching = Call(model, None), self.sees_ops
         calls = [(thing, "call", self._watched(thing)) for thing in things_of(model)]
         try:
             with changed(calls):
+                if self.sees_ops:
+                    op_callbacks.add(self)
                 yield
         finally:
+            self._is_watching = False
             tf.config.run_functions_eagerly(before)
 
     def _watched(self, thing: Any) -> Callable[..., Any]:

@@ -112,6 +112,7 @@ _ABOVE = "Keep its argument above -1: tf.maximum(x, {small} - 1)."
 _POWER = "It is a negative power of zero."
 _EXPONENTIAL = "It is the exponential of a large number."
 _LIMIT = "Subtract the largest number first, or limit it: tf.exp(tf.minimum(x, 10.0))."
+_HOLDS = "Its argument holds zeros."
 _DIVISOR = "Add a small number to the divisor: x / (y + {small})."
 _ADD = "Add a small number to its argument: x + {small}."
 _ROOT = "Add a small number to its argument: tf.sqrt(x + {small})."
@@ -143,12 +144,12 @@ _ROWS: List[Tuple[Any, ...]] = [
         _EITHER,
         True,
         _ZEROS,
-        "The argument of this root holds zeros.",
+        _HOLDS,
         "",
         _ROOT,
     ),
     (_DIVS, _EITHER, True, _ZEROS, "The divisor holds zeros.", _OF_ZEROS, _DIVISOR),
-    (_LOGS, _EITHER, True, _ZEROS, "The argument of this logarithm is zero.", "", _ADD),
+    (_LOGS, _EITHER, True, _ZEROS, _HOLDS, "", _ADD),
     (_LIMITED, _EITHER, True, _WHATEVER, _LIMITS, "", _CLIP),
     (_ROOTS, _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _ROOT),
     (_DIVS, _EITHER, True, _WHATEVER, "", _SQUARE, _DIVISOR),

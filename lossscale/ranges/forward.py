@@ -28,6 +28,9 @@ _COVERED = """\
 What overflows in float16 is computed in float32 already: no other layer needs it."""
 _NEEDED = "float16 does not hold what these layers are given, compute or return."
 _INSIDE = "Sums, squares or products inside overflow in float16: {}."
+_NO_STEP = """\
+Only the forward pass was looked at: with these data in float32, the model's own \
+`train_step` raises {error!s:.200}"""
 _MANY = """\
 If they are most of the model, look for a learning rate that is too high, or data that \
 are not normalized."""
@@ -196,6 +199,7 @@ class _Counter:
         #: The paths of layers that overflow inside, though inputs and outputs fit.
         self._inside: Set[str] = set()
         self._batches, self._can_try, self._overflows = 0, True, False
+        self._notes: List[str] = []
         is_compiled = getattr(model, "optimizer", None) is not None
         self._has_own_step = is_compiled and has_own(model, "train_step")
         build(model, inputs.triple(batch)[0], self._step_on(batch))
@@ -204,8 +208,9 @@ class _Counter:
             try:
                 with model_state.in_float32(keras, layers):
                     self._run(batch, Watcher())
-            except Exception:  # such as a step that needs targets
+            except Exception as error:  # such as a step that needs targets
                 self._has_own_step = False
+                self._notes.append(_NO_STEP.format(error=error))
 
     def _step_on(self, batch: Any) -> Callable[[Step], Any]:
         """Returns what computes what `fit` computes of a batch, as far as layers go."""
@@ -298,10 +303,8 @@ class _Counter:
             is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
             in_float32 += [layer] if is_given else keras_versions.layers_of(layer)
         if not all_in_float32(self._model):
-            all_layers = keras_versions.layers_of(self._model)
-            in_float32 += [
-                layer for layer in all_layers if layer.compute_dtype == "float32"
-            ]
+            of_model = keras_versions.layers_of(self._model)
+            in_float32 += [each for each in of_model if each.compute_dtype == "float32"]
         ranges = ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
@@ -319,7 +322,7 @@ class _Counter:
             _paths=tuple(
                 getattr(layer, "path", None) or layer.name for layer in in_float32
             ),
-            _remarks=tuple(notes),
+            _remarks=(*notes, *self._notes),
         )
         return ranges
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +18,7 @@ from lossscale.ranges.magnitudes import is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
 from lossscale.ranges.report import Ranges, cell
 from lossscale.ranges.step import Step, build, of_fit
-from lossscale.runtime import keras_versions, op_callbacks
+from lossscale.runtime import keras_versions
 from lossscale.runtime.derivatives import derivative
 from lossscale.runtime.keras_versions import layers_of, tensor_of
 from lossscale.runtime.loss_scale_warning import warn
@@ -58,10 +57,6 @@ class GradientRanges(Ranges):
 
     _title, _what, _is_scaled = "Gradients of", "gradients", True
     _in_repr = ("loss_scale", "recommended_scale")
-
-    def __getattr__(self, name: str) -> Any:
-        near = arguments.did_you_mean(name, dir(self))
-        raise AttributeError(f"`GradientRanges` has no attribute {name!r}.{near}")
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
@@ -210,7 +205,7 @@ def gradient_ranges(
     number = 0
     for batch in inputs.with_progress(keras, chosen, length, verbose):
         number += 1
-        watcher = _Backward(model if activations else None, in_16_bits)
+        watcher = _Backward(activations, in_16_bits)
         # Of some steps gradients are scaled, of others not: so that of 1 is used.
         with in_float32(keras, layers_of(model)):
             step_of = of_fit(keras, model, loss, batch)
@@ -218,7 +213,7 @@ def gradient_ranges(
         variables = {id(tensor_of(v)): v for v in model.trainable_variables}
         found = [(variables.get(id(v), v), grad) for v, grad in step.computed]
         named = [(id(v), _path_of(model, v), grad) for v, grad in found]
-        for key, name, grad in [*named, *watcher.received]:
+        for key, name, grad in [*named, *watcher.received[::-1]]:
             rows.setdefault(key, _Row()).add(name, grad, significands)
     counted = [row for row in rows.values() if row.name]
     if not counted:
@@ -265,51 +260,32 @@ class _Backward(Watcher):
       received: Of each gradient: the layer's `id`, the row's name, and the gradient.
     """
 
-    def __init__(self, model: Any, in_16_bits: List[str]) -> None:
-        """`model` is None if only operations are to be noted."""
+    sees_ops = True
+
+    def __init__(self, counts_outputs: bool, in_16_bits: List[str]) -> None:
         super().__init__()
         self.received: List[Tuple[int, str, Any]] = []
-        self._model, self._in_16_bits = model, in_16_bits
-        #: Outputs that are counted, since an outer layer may return them, too.
-        self._seen: Dict[int, Any] = {}
-        self._listens = False
+        self._counts_outputs, self._in_16_bits = counts_outputs, in_16_bits
 
-    @contextlib.contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
-        self._listens = True
-        try:
-            with super().watching(model):
-                op_callbacks.add(self)
-                yield
-        finally:
-            self._listens = False
-
-    def note_op(self, kind: str, _: Any, outputs: Any) -> bool:
-        if any(out.dtype.name in SIXTEEN_BITS for out in outputs) and (
-            self._listens and derivative(calls.__file__) is not None
-        ):
+    def see_op(self, kind: str, _: Any, outputs: Any) -> None:
+        is_narrow = any(out.dtype.name in SIXTEEN_BITS for out in outputs)
+        if is_narrow and derivative(calls.__file__) is not None:
             self._in_16_bits.append(kind)
-        return self._listens
 
     def end(self, call: Call, outputs: Any) -> Any:
-        # A loop over time makes other gradients of its cell at each step.
-        is_in_loop = any(above.is_recurrent for above in call.around)
-        if self._model in {None, call.layer} or is_in_loop:
-            return super().end(call, outputs)
-
         def come_back(upstream: Any) -> Any:
             name = f"output of {call.layer.name}"
             self.received.append((id(call.layer), name, dense_part(upstream)))
             return upstream
 
         def copied(value: Any) -> Any:
-            if not is_float(value) or id(value) in self._seen:
-                return value
-            copy = copy_of(value, come_back)
-            self._seen[id(copy)] = copy
-            return copy
+            return copy_of(value, come_back) if is_float(value) else value
 
-        return super().end(call, tf.nest.map_structure(copied, outputs))
+        # A loop over time makes other gradients of its cell at each step.
+        is_in_loop = any(above.is_recurrent for above in call.around)
+        if self._counts_outputs and call.parent is not None and not is_in_loop:
+            outputs = tf.nest.map_structure(copied, outputs)
+        return super().end(call, outputs)
 
 
 def _path_of(model: Any, variable: Any) -> str:

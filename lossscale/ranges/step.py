@@ -51,13 +51,9 @@ class Step:
         watcher: Watcher,
         scale_of: Callable[[Any], float] = inputs.scale_of,
     ) -> None:
-        """Runs a step.
+        """Runs a step: `run` computes it, such as `of_fit(...)`.
 
-        Args:
-          model: The model.
-          run: Computes the step, such as `of_fit(...)`.
-          watcher: Is told of the calls of layers.
-          scale_of: Returns the number by which an optimizer multiplies the loss.
+        `scale_of` returns the number by which an optimizer multiplies the loss.
         """
         self.watcher, self.scale, self._scale_of = watcher, 1.0, scale_of
         self.losses: List[Any] = []
@@ -73,8 +69,8 @@ class Step:
     def bad(self) -> List[Any]:
         """The losses, and gradients that optimizers were given, with inf or NaN."""
         # A step that adds gradients up may give no optimizer any.
-        grads: List[Any] = self._given or [grad for _, grad in self.computed]
-        return [tensor for tensor in [*self.losses, *grads] if is_bad(tensor)]
+        tensors = [*self.losses, *(self._given or [g for _, g in self.computed])]
+        return [tensor for tensor in tensors if is_bad(tensor)]
 
     def equals(self, other: Step) -> bool:
         """Whether losses and gradients are those of another step, but for rounding."""
@@ -84,6 +80,7 @@ class Step:
         return all(are_alike(*pair) for pair in pairs)
 
     def scale_loss(self, optimizer: Any, loss: Any) -> Any:
+        """Notes a loss, and returns it times the loss scale of an optimizer."""
         if callable(loss):
             return lambda: self.scale_loss(optimizer, loss())
         self.losses.append(tf.convert_to_tensor(loss))
@@ -93,103 +90,101 @@ class Step:
             return loss if factor == 1 else arithmetic.multiply(loss, factor)
 
     def apply(self, grads: Any, variables: Any) -> None:
+        """Notes the gradients of variables, and applies none."""
         for grad, variable in zip(self._note(grads), variables or ()):
             if grad is not None:
                 self.gradients[id(variable)] = dense_part(grad)
 
     def _note(self, grads: Any) -> List[Any]:
+        noted: List[Any] = list(grads)
+        self._given += [dense_part(grad) for grad in noted if grad is not None]
+        return noted
+
+    # What is called in place of an `original` method of an optimizer, or of a tape.
+
+    def _scale(self, _: Any, optimizer: Any, loss: Any) -> Any:
+        return self.scale_loss(optimizer, loss)
+
+    def _unscale(self, _: Any, optimizer: Any, grads: Any) -> Any:
+        return arithmetic.divide(self._note(grads), self._scale_of(optimizer))
+
+    def _apply(
+        self, _: Any, optimizer: Any, grads: Any, *others: Any, **__: Any
+    ) -> Any:
         grads = list(grads)
-        self._given += [dense_part(grad) for grad in grads if grad is not None]
+        if grads and isinstance(grads[0], (tuple, list)):  # apply_gradients
+            grads, *others = zip(*grads)  # type: ignore[assignment]
+        self.apply(grads, others[0] if others else None)
+        return getattr(optimizer, "iterations", None)
+
+    def _minimize(
+        self, original: Any, optimizer: Any, loss: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        known = len(self.losses)
+        if tf.is_tensor(loss):
+            self.losses.append(loss)
+        result = original(optimizer, loss, *args, **kwargs)
+        if len(self.losses) > known + 1:  # it was scaled, too
+            del self.losses[known]
+        return result
+
+    def _gradient(
+        self, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kw: Any
+    ) -> Any:
+        grads = original(tape, target, sources, *args, **kw)
+        self._targets += filter(tf.is_tensor, tf.nest.flatten(target))
+        self.computed += [
+            (source, dense_part(grad))
+            for source, grad in zip(tf.nest.flatten(sources), tf.nest.flatten(grads))
+            if grad is not None and hasattr(source, "assign")
+        ]
         return grads
 
     @contextlib.contextmanager
     def _replaced_methods(self, model: Any) -> Iterator[None]:
-        """Lets all optimizers note what they are given, and do nothing."""
+        """Lets all optimizers note what they are given, and do nothing.
 
-        def minimize(original: Any) -> Any:
-            def noting(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-                known = len(self.losses)
-                if tf.is_tensor(loss):
-                    self.losses.append(loss)
-                result = original(optimizer, loss, *args, **kwargs)
-                if len(self.losses) > known + 1:  # it was scaled, too
-                    del self.losses[known]
-                return result
-
-            return noting
-
-        def gradient(original: Any) -> Any:
-            def noting(
-                tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
-            ) -> Any:
-                grads = original(tape, target, sources, *args, **kwargs)
-                self._targets += filter(tf.is_tensor, tf.nest.flatten(target))
-                pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(grads))
-                self.computed += [
-                    (source, dense_part(grad))
-                    for source, grad in pairs
-                    if grad is not None and hasattr(source, "assign")
-                ]
-                return grads
-
-            return noting
-
-        def scale(optimizer: Any, loss: Any) -> Any:
-            return self.scale_loss(optimizer, loss)
-
-        def unscale(optimizer: Any, grads: Any) -> Any:
-            return arithmetic.divide(self._note(grads), self._scale_of(optimizer))
-
-        def apply(_: Any, grads: Any, variables: Any = None, *__: Any) -> None:
-            self.apply(grads, variables)
-
-        def apply_pairs(optimizer: Any, pairs: Any, *_: Any, **__: Any) -> Any:
-            self.apply(*zip(*pairs))
-            return getattr(optimizer, "iterations", None)
-
-        methods = {
-            **dict.fromkeys(("scale_loss", "get_scaled_loss", "scale"), scale),
-            **dict.fromkeys(("get_unscaled_gradients", "unscale"), unscale),
-            "apply": apply,
-            "apply_gradients": apply_pairs,
+        Methods of their classes are replaced, since a `train_step` may use any.
+        """
+        methods: Dict[str, Any] = {
+            **dict.fromkeys(("scale_loss", "get_scaled_loss", "scale"), self._scale),
+            **dict.fromkeys(("get_unscaled_gradients", "unscale"), self._unscale),
+            **dict.fromkeys(("apply", "apply_gradients"), self._apply),
+            "minimize": self._minimize,
+            "gradient": self._gradient,
         }
-        around = {"minimize": minimize, "gradient": gradient}
-        # Of the classes, since a `train_step` may use any optimizer.
+        here = threading.get_ident()
+
+        def instead_of(original: Any, name: str) -> Any:
+            @functools.wraps(original)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != here:  # it trains meanwhile
+                    return original(*args, **kwargs)
+                return methods[name](original, *args, **kwargs)
+
+            return method
+
         replaced = [
             (kind, name, vars(kind)[name])
             for kind in _noting_classes(model)
-            for name in (*methods, *around)
+            for name in methods
             if name in vars(kind)
         ]
         try:
             for kind, name, original in replaced:
-                method = around[name](original) if name in around else methods[name]
-                setattr(kind, name, _in_this_thread(method, original))
+                setattr(kind, name, instead_of(original, name))
             yield
         finally:
             for kind, name, original in replaced:
                 setattr(kind, name, original)
 
 
-def _in_this_thread(method: Any, original: Any) -> Any:
-    """Returns a method that is the original one for threads that train meanwhile."""
-    here = threading.get_ident()
-
-    @functools.wraps(original)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        is_here = threading.get_ident() == here
-        return (method if is_here else original)(*args, **kwargs)
-
-    return chosen
-
-
 def _noting_classes(model: Any) -> List[type]:
     """Returns tapes, and all classes of optimizers, with those that they inherit."""
     found: Dict[type, None] = {tf.GradientTape: None}
     # An optimizer of one's own need not be one of Keras.
-    waiting: List[Any] = [
-        type(held) for held in vars(model).values() if hasattr(held, "apply_gradients")
-    ]
+    held = vars(model).values()
+    waiting: List[Any] = [type(o) for o in held if hasattr(o, "apply_gradients")]
     waiting += [LossScale, LossScaleEngine]
     for keras in keras_versions.installed():
         names = ("legacy", "experimental")

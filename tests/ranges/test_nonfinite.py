@@ -183,20 +183,11 @@ def test_data_that_are_not_finite_are_refused(family):
 
 
 def test_models_that_cannot_be_asked_are_refused(family):
-    class Says(family.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.inner = family.keras.layers.Dense(1)
-
-        def call(self, x):
-            return {"y": self.inner(x), "word": "none"}
-
     empty = family.keras.Sequential()
     flat = family.keras.Sequential([family.keras.layers.Conv2D(2, 3)])
-    for model, error, words in (
-        (empty, ValueError, "`model` must have layers"),
-        (flat, ValueError, "`model` must be built, or take `x`"),
-        (Says(), TypeError, "`model` must return tensors"),
+    for model, words in (
+        (empty, "`model` must have layers"),
+        (flat, "`model` must be built, or take `x`"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(ValueError, match=words):
             find_nonfinite(model, *data_for("gated"), loss="mse")

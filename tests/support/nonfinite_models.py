@@ -134,12 +134,12 @@ LAYERS = {
     "pow(0)": (lambda x, m: (tf.nn.relu(x) + m.small) ** -0.5, "power of zero"),
     "acos(2)": (lambda x, m: tf.acos(limited(x * 9, m)), "beyond it makes NaN"),
     "exp(800)": (lambda x, m: far(x, m) * 1e-5 + x, "exponential of a large number"),
-    "norm'(0)": (lambda x, m: x + tf.sqrt(squares(x) + m.small), "root holds zeros"),
+    "norm'(0)": (lambda x, m: x + tf.sqrt(squares(x) + m.small), "argument holds zeros"),
     "sqrt'(0)": (
         lambda x, m: tf.sqrt(tf.nn.relu(x) + m.small) + x,
-        "root holds zeros",
+        "argument holds zeros",
     ),
-    "pow'(0)": (lambda x, m: (tf.nn.relu(x) + m.small) ** 0.5 + x, "root holds zeros"),
+    "pow'(0)": (lambda x, m: (tf.nn.relu(x) + m.small) ** 0.5 + x, "argument holds zeros"),
     "acos'(1)": (
         lambda x, m: tf.acos(limited(1 - tf.tanh(tf.abs(x)), m)) + x,
         "infinite at 1 and -1",
@@ -156,7 +156,7 @@ LAYERS = {
         lambda x, m: tf.recompute_grad(lambda y: tf.sqrt(tf.nn.relu(y) + m.small) + y)(
             x
         ),
-        "infinite derivative|root holds zeros",
+        "infinite derivative|argument holds zeros",
     ),
     # float32 helps against these.
     "square": (lambda x, _: tf.sqrt(total((x * 1e3) ** 2) + 1.0) * 1e-3 + x, None),
@@ -595,18 +595,18 @@ CASES = {
     "sqrt'(0) in the loss": Case(
         loss_of(lambda y, x, m: tf.sqrt((x - y) ** 2 + m.small), shift=0.0),
         "gradient None",
-        "root holds zeros",
+        "argument holds zeros",
     ),
     "sum in float16": Case(
         loss_of(
             lambda y, x, m: (
                 tf.reduce_sum(
-                    (tf.cast(y - x, x.dtype if m.casts_loss else tf.float16) * 300)
+                    (tf.cast(y - x, x.dtype if m.casts_loss else tf.float16) * 3000)
                     ** 2,
                     -1,
                     keepdims=True,
                 )
-                / 90000
+                / 9e6
             ),
             dtype=None,
         ),
@@ -631,11 +631,11 @@ OWN_STEPS = {
     "contrastive": Case(
         contrastive(LAYERS["norm"][0]), "forward bad", "divisor holds zeros"
     ),
-    "penalty": Case(penalty(0.0), "gradient None", "root holds zeros"),
+    "penalty": Case(penalty(0.0), "gradient None", "argument holds zeros"),
     "accumulating": Case(
         accumulating(LAYERS["log(0)"][0]), "forward bad", "logarithm of a zero"
     ),
-    "summed": Case(summed(300.0), "loss None", IN_FLOAT16),
+    "summed": Case(summed(3000.0), "loss None", IN_FLOAT16),
 }
 
 

@@ -1,6 +1,6 @@
 """What the reports say of a step is true, and whoever follows it trains.
 
-This holds `remedy.py`, `causes.py` and `step.py`. The models are in
+This holds `causes.py`, `step.py` and half of `nonfinite.py`. The models are in
 `support/nonfinite_models.py`.
 """
 
@@ -29,6 +29,8 @@ from nonfinite_models import (
 )
 
 from lossscale import find_nonfinite, forward_ranges, gradient_ranges
+from lossscale.runtime import op_callbacks
+from lossscale.runtime.derivatives import derivative
 
 QUICK = {
     *("0/0", "log(-1)", "sqrt'(0)", "0/1e-8", "0/0 of what was lost", "seam"),
@@ -166,6 +168,31 @@ def test_an_optimizer_of_ones_own_changes_nothing(family):
     model, x, y = made(family, build)
     assert find_nonfinite(model, x, y).where is None
     assert model.mine.steps == 0
+
+
+@pytest.mark.each_version
+def test_tensorflow_says_whose_derivative_it_computes():
+    """Without it, a fault on the way back is taken for one of the forward pass."""
+    found = []
+
+    class Listener:
+        def note_op(self, kind, *_):
+            found.append((kind, derivative(__file__)))
+            return bool(found)
+
+    listener = Listener()
+    x = tf.constant([2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.sqrt(x)
+    op_callbacks.add(listener)
+    tape.gradient(y, x)
+    kinds = dict(found)
+    found.clear()
+    listener.note_op = lambda *_: False
+    tf.sqrt(x)
+    assert kinds["SqrtGrad"]["op_name"] == "Sqrt"
+    assert [tensor is y for tensor in kinds["SqrtGrad"]["outputs"]] == [True]
 
 
 def chain(family, *computed):
