@@ -249,17 +249,21 @@ monitor/diagnosis.py: monitor/test_causes.py
     monitor: float16 is named in a model of float32
       - return "float16" in [*dtypes, added_up] or not dtypes
       + return True
-ranges/cure.py: ranges/test_cure.py
-    find_nonfinite: what a trial disproved is advised
+ranges/nonfinite.py: ranges/test_step.py
+    find_nonfinite: what was tried, and did not help, is advised
       - if left is None:
       + if True:
-    find_nonfinite: any scale with finite gradients is a cure
-      - return is_below and whole is not None and whole.first_fault() is None
-      + return is_below
-ranges/training_step.py: ranges/test_cure.py
-    find_nonfinite: gradients that are all zero are a cure
-      - return not received or any(look(grad).largest > 0 for grad in received)
-      + return True
+    find_nonfinite: gradients that are all zero are enough
+      - return arrive and not step.bad
+      + return not step.bad
+ranges/advice.py: ranges/test_step.py
+    find_nonfinite: one layer is always enough
+      - for _ in range(20):
+      + for _ in range(1):
+ranges/step.py: ranges/test_step.py
+    reports: the optimizers of all threads are stopped
+      - if threading.get_ident() != here:
+      + if False:
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
       - watched.batches.begin(batch, self._batches_in_call)
