@@ -104,11 +104,12 @@ layer.{order}"""
 
 def of_weights(seen: Seen) -> Texts:
     if seen.weights:
-        text = f"Weights that hold inf or NaN: {listed(seen.weights)}. {BAD_WEIGHTS}"
+        then = "Then lower the learning rate."
         if not any(w.applied for w in seen.w.run.watched):
-            text += """\
- This `fit` has applied no step, so look at what set them before, such as a file."""
-        yield text
+            then = """\
+This `fit` has applied no step, so look at what set them before, such as a file."""
+        yield f"""\
+Weights that hold inf or NaN: {listed(seen.weights)}. {BAD_WEIGHTS} {then}"""
 
 
 def of_loss(seen: Seen) -> Texts:

@@ -106,10 +106,14 @@ def bad_losses(w: Watched) -> Texts:
     where = w.batches.where([number for number, _ in bad])
     if len(bad) > 1:
         where = where.replace(" at", " last at", 1)
+    if where:
+        where += f". {causes.what_to_look_at(w)}"
+    elif w.is_stalled:
+        return
     text = f"""\
 {w.run.in_epoch}{"1 step was" if count == 1 else f"{count} steps were"} skipped \
 because the loss{models.name_of_loss(w.run.model, w.run.logs)} was {kinds} before it \
-was scaled{where}. {causes.what_to_look_at(w)}"""
+was scaled{where or "."}"""
     # With "skip", too, such steps count if there are ten and more than one in five.
     losses = now.skips.losses - w.first.skips.losses
     would_help = losses < 10 or 4 * losses <= w.applied

@@ -131,7 +131,8 @@ def name_of_loss(model: Any, logs: Any) -> str:
     names = []
     for loss in tf.nest.flatten(named):  # names, functions and objects
         name = getattr(loss, "__name__", None) or getattr(loss, "name", loss)
-        names += [name] if isinstance(name, str) else []
+        if isinstance(name, str) and name != "<lambda>":
+            names.append(name)
     return f" ({', '.join(names)})" if names else ""
 
 
