@@ -8,7 +8,6 @@ from typing import Any, List, Optional, cast
 
 from lossscale import arguments
 from lossscale.arguments import or_none
-from lossscale.monitor import reading
 from lossscale.monitor.asking import BEGIN, EPOCH_END, LOOK, told
 from lossscale.monitor.findings import FINDINGS, summary
 from lossscale.monitor.model import given_optimizers, optimizers_of
@@ -217,8 +216,7 @@ class LossScaleMonitor(_Callback):
         if self._run is None or not self._run.is_begun:  # no epoch has run
             return
         run = self._begun()
-        for w in run.watched:
-            w.see(reading.read(w.optimizer))
+        run.look()
         if self.verbose:
             for line in summary(run):
                 print(line, flush=True)  # noqa: T201 - as Keras's own do
@@ -234,8 +232,7 @@ class LossScaleMonitor(_Callback):
 
     def _look(self, run: Run, logs: Any) -> None:
         run.logs = logs
-        for w in run.watched:
-            w.see(reading.read(w.optimizer))
+        run.look()
         self._tell(run, LOOK)
 
     def _tell(self, run: Run, when: str) -> None:

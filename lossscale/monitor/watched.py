@@ -72,6 +72,10 @@ class Run:
                 number = int(tf.convert_to_tensor(number))
                 self.batches_in_call = max(self.batches_in_call, number)
 
+    def look(self) -> None:
+        for w in self.watched:
+            w.see(read(w.optimizer))
+
     def begin_epoch(self) -> None:
         self.epochs += 1
         params = getattr(self.monitor, "params", None) or {}
