@@ -117,6 +117,8 @@ was scaled{where or "."}"""
     # With "skip", too, such steps count if there are ten and more than one in five.
     losses = now.skips.losses - w.first.skips.losses
     would_help = losses < 10 or 4 * losses <= w.applied
+    if "inf" in kinds and w.computes_in_float16 and not w.run.data.bad_rows:
+        would_help = False  # a float16 sum may be infinite until the loss scale is low
     has_fallen = w.scale._can_change and now.loss_scale < before.loss_scale
     if has_fallen and would_help and not w.optimizer.engine.skips_losses:
         text += f"""\

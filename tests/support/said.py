@@ -70,6 +70,12 @@ def with_nan_kernel(**now):
     return w
 
 
+def with_bad_losses():
+    w = with_nan_kernel(**LOSSES)
+    vars(w.optimizer)["nonfinite_loss"] = lambda: "nan"
+    return w
+
+
 def of_model(**attributes):
     run = watched(**skips(1, GRADIENTS)).run
     vars(run).update(attributes)
@@ -137,7 +143,7 @@ TRUE = {
     findings.bad_losses: lambda: watched(**ONE_LOSS),
     findings.bad_input: lambda: with_nan_kernel(**skips(1, GRADIENTS, in_a_row=1)),
     findings.many_bad_losses: lambda: watched(counted_losses=1),
-    findings.stall: lambda: watched(**LOSSES),
+    findings.stall: with_bad_losses,
     findings.left_out: lambda: watched(
         guard=SpikeGuard(), applied=9, spikes=3, **skips(3, LEFT_OUT, left_out=3)
     ),
