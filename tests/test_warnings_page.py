@@ -49,7 +49,7 @@ def holds(words, text):
 
 
 def test_each_warning_has_an_entry_and_each_entry_is_of_a_warning():
-    of_monitor = {find.__name__: said[0] for find, said in texts().items()}
+    of_monitor = {name: said[0] for name, said in texts().items()}
     assert {row.find.__name__ for row in FINDINGS} <= set(of_monitor)
     others = [text for found in OTHERS.values() for text in found]
     everything = [*of_monitor.values(), *others]

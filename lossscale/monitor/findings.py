@@ -167,8 +167,9 @@ def stall(w: Watched) -> Texts:
         name = models.name_of_loss(w.run.model, w.run.logs)
         times = f", at each of the last {skips.bad_losses} steps"
         # A sum may be infinite in float16, and its gradients finite.
+        is_sum = seen.loss == "inf" and w.computes_in_float16
         help_ = "the loss scale did not make it so"
-        if w.last.loss_scale <= 1.0 or not w.computes_in_float16:
+        if w.last.loss_scale <= 1.0 and not is_sum:
             help_ = "no loss scale can help"
         lines.append(
             f"The loss itself{name} is {WORDS[seen.loss]}, before it is scaled"

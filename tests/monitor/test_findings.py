@@ -19,9 +19,9 @@ OF_TABLES = [*(row.find for row in findings.FINDINGS), *causes.CAUSES]
 
 def test_each_function_of_the_tables_says_one_thing_where_it_is_true():
     found = texts()
-    assert set(found) == set(OF_TABLES)
-    for find, said in found.items():
-        assert len(said) == 1, find.__name__
+    assert {find.__name__ for find in OF_TABLES} <= set(found)
+    for name, said in found.items():
+        assert len(said) == 1, name
 
 
 @pytest.mark.parametrize("find", [row.find for row in findings.FINDINGS])

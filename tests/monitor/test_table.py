@@ -253,7 +253,7 @@ TABLE = {
     ),
     "a logarithm of zero": Row(
         {"loss": log_loss(0.0)},
-        LOSS + "activations float16 no_scale_helps",
+        LOSS + "activations float16",
         cure={"loss": log_loss(1e-3)},
     ),
     "an activation beyond float16": Row(

@@ -167,6 +167,9 @@ TRUE = {
 
 
 def texts():
-    """Returns a text of each function of the two tables."""
-    found = {find: list(find(make())) for find, make in TRUE.items()}
-    return {**found, findings.backup: beside_a_backup()}
+    """Returns a text of each function of the two tables by its name, and of a few."""
+    found = {find.__name__: list(find(make())) for find, make in TRUE.items()}
+    in_float32 = causes.of_large_gradients(seen(watched(policy="float32")))
+    grown = causes.of_falling_scale(seen(watched(applied=9)))
+    others = {"in float32": list(in_float32), "grown": list(grown)}
+    return {**found, **others, "backup": beside_a_backup()}
