@@ -1,4 +1,4 @@
-"""The pages as their readers see them: rendered, linked, and run with their output."""
+"""The pages as their readers see them: rendered, linked, and read on two replicas."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import re
 
 import pages
 import pytest
-from installed import ROOT, families
-from limits import IS_NEWEST, skip_without
+from installed import ROOT
 from pages import DOCS, PAGES
-from processes import SUPPORT, printed
 
 EVERY = {name: ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING")}
 EVERY.update(PAGES)
-#: How long something takes, which no page can promise.
-TIME = re.compile(r"\b\d+m?s(/step|/epoch)?\b")
-NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
 
 
 def prose(text):
@@ -70,64 +65,6 @@ def test_a_link_that_reads_as_a_title_is_the_title():
             if said not in titles and said.split()[0] not in FIRST_WORDS:
                 wrong.append((name, said, link))
     assert not wrong
-
-
-def shown():
-    """Yields each program of the pages that shows its output, and that output."""
-    for path in (EVERY["README"], *PAGES.values()):
-        fences = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", path.read_text())
-        for (kind, program), (after, output) in zip(fences, fences[1:]):
-            # Horovod is not installed beside the newest TensorFlow.
-            if (kind, after) == ("python", "text") and "horovod" not in program:
-                yield program, output
-
-
-def differs(output, found):
-    """Returns the first part of an output that a program has not printed, or "".
-
-    Parts are what is between dots, `...`. Numbers that are not whole may differ by a
-    twentieth, since processors round in other ways.
-    """
-    found = " ".join(TIME.sub("", found).split())
-    for part in re.split(r"\s*\.\.\.\s*", TIME.sub("", output)):
-        words = [re.escape(each) for each in NUMBER.sub("@", part).split()]
-        pattern = r"\s+".join(words).replace("@", f"({NUMBER.pattern})")
-        numbers = [float(each) for each in NUMBER.findall(part)]
-        for match in re.finditer(pattern, found):
-            if numbers == pytest.approx([*map(float, match.groups())], 0.05):
-                found = found[match.end() :]
-                break
-        else:
-            return part
-    return ""
-
-
-@pytest.mark.slow
-def test_programs_print_what_the_pages_show(tmp_path):
-    skip_without("the pages", families()[0])
-    if not IS_NEWEST or families()[0].name != "keras3":
-        pytest.skip("the newest version prints it")
-    programs = [*shown()]
-    assert len(programs) >= 8
-    paths = [tmp_path / f"block{number}.py" for number in range(len(programs))]
-    for path, (program, _) in zip(paths, programs):
-        path.write_text(program)
-    printed(SUPPORT / "print_blocks.py", *paths, cwd=tmp_path, MPLBACKEND="agg")
-    wrong = [
-        (part, path.with_suffix(".out").read_text()[-3000:])
-        for path, (_, output) in zip(paths, programs)
-        for part in [differs(output, path.with_suffix(".out").read_text())]
-        if part
-    ]
-    assert not wrong
-
-
-def test_a_page_that_shows_other_figures_is_found():
-    said = "Epoch 1\n8/8 - 2s - 3ms/step - loss: 0.5000\nwas 7"
-    assert not differs("Epoch 1\n... loss: 0.51\n...", said)
-    assert differs("loss: 0.6", said) == "loss: 0.6"
-    assert differs("was 8", said)
-    assert differs("was 7\n...\nEpoch 1", said)
 
 
 def test_variables_are_read_on_two_replicas_as_the_pages_read_them(mirrored):
