@@ -92,12 +92,6 @@ def test_without_a_command_it_reports(capsys):
         (["--version"], 0, f"lossscale {lossscale.__version__}"),
         (["--bogus"], 2, "unrecognized arguments: --bogus"),
         (["bogus"], 2, "unrecognized arguments: bogus"),
-        (["simulate", "run.npz", "--preset", "jmp"], 2, "Call lossscale.simulate."),
-        (
-            ["plot", "run.npz"],
-            2,
-            "`python -m lossscale plot` was removed in lossscale 3",
-        ),
     ],
 )
 def test_what_is_asked_for_and_what_is_not_known(given, code, says, capsys):

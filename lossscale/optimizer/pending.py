@@ -183,7 +183,8 @@ class PendingDivision:
         self.mistakes = Mistakes(loss_scale, self.uses.reads, unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
-        has_state = not (mode.current().runs_parts or replicas.train_apart())
+        self._is_apart = replicas.train_apart()
+        has_state = not (mode.current().runs_parts or self._is_apart)
         self._state = StepState() if has_state else None
         #: Whether the loss scale was used before this optimizer was made. A function
         #: that was traced then does not move the state of this optimizer.
@@ -307,6 +308,7 @@ class PendingDivision:
 
         If no loss is known, the current loss scale.
         """
+        self._refuse_unknown()
         now = self.loss_scale._value()
         if self.state is not None:
             last = self.state.read().loss_scale
@@ -330,6 +332,7 @@ class PendingDivision:
         """
         if self._unscales_itself:
             return None
+        self._refuse_unknown()
         by_default = self._divides_by_default(grads)
         if self.state is None:
             is_scaled = by_default or self.uses.is_scaled
@@ -341,6 +344,16 @@ class PendingDivision:
         divisor = select(is_pending, last.loss_scale, divisor)
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
+
+    def _refuse_unknown(self) -> None:
+        """Raises where another worker may have changed S since, and no state knows."""
+        if self._is_apart or replicas.train_apart():
+            raise ValueError(
+                "`grads` must be known to be of one scaled loss under a "
+                "ParameterServerStrategy, got some of which cannot be seen what scaled "
+                "or unscaled them. Scale, unscale and apply in one function that a "
+                "worker runs, each once, and not in functions or branches in it."
+            )
 
     def _divides_by_default(self, grads: Grads) -> bool:
         """Whether to divide if this optimizer has neither scaled nor unscaled so far.
@@ -367,6 +380,8 @@ class PendingDivision:
                     grads=[s and s.grad for s in scaled],
                     divisors=[s and s.divisor for s in scaled],
                 )
+        if not all(graphs.is_visible(each.check.quick) for each in origins.lists):
+            self._refuse_unknown()  # elsewhere the state tells of an overflow
         flags = self._count_overflows(origins)
         # Of changed gradients the state tells whether an overflow is still to be
         # counted. Parts of them may be of earlier steps, as in a momentum, and an
