@@ -204,3 +204,19 @@ for _name, _version in MATRIX.items():
     _make_session(_name, _version)
 # What is to come. Run it now and then: `nox -s tests-nightly`.
 _make_session("nightly", Version("3.13", ["tf-nightly-cpu"]), default=False)
+
+
+@nox.session(python="3.10", default=False)
+def horovod(session: nox.Session) -> None:
+    """Builds Horovod, for ten minutes, and tests two ranks of it: before a release."""
+    _install(session, ["tensorflow-cpu==2.11.*", "numpy<2"], "test")
+    # Its build needs these, and CMake below version 4, which it calls.
+    needed = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi", "cmake<4")
+    session.install("setuptools<75", "wheel", *needed)
+    use = {f"HOROVOD_WITH_{name}": "1" for name in ("GLOO", "TENSORFLOW")}
+    use.update({f"HOROVOD_WITHOUT_{n}": "1" for n in ("MPI", "PYTORCH", "MXNET")})
+    without = ("--no-build-isolation", "--no-deps", "--no-binary", "horovod")
+    session.install(*without, "horovod==0.28.1", env=use)
+    _leave_checkout(session)
+    marks = ("-n", "0", "-m", "slow or not slow")
+    session.run("pytest", "-q", *marks, *session.posargs, "tests/test_horovod.py")

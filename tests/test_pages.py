@@ -25,6 +25,8 @@ README = ROOT / "README.md"
 PACKAGE = Path(lossscale.__file__).parent
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
 BLOCKS = [block for path in (README, *GUIDE.values()) for block in pages.blocks(path)]
+#: Those that several processes run are in test_replicas_page.py and test_horovod.py.
+BLOCKS = [block for block in BLOCKS if not block.startswith("# On each ")]
 #: What a reader begins with, and what depends on Keras the most.
 FIRST = [README, *(GUIDE[name] for name in ("start", "custom-loops", "saving"))]
 

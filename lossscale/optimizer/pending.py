@@ -183,8 +183,7 @@ class PendingDivision:
         self.mistakes = Mistakes(loss_scale, self.uses.reads, unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
-        self._is_apart = replicas.train_apart()
-        has_state = not (mode.current().runs_parts or self._is_apart)
+        has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: Whether the loss scale was used before this optimizer was made. A function
         #: that was traced then does not move the state of this optimizer.
@@ -347,12 +346,11 @@ class PendingDivision:
 
     def _refuse_unknown(self) -> None:
         """Raises where another worker may have changed S since, and no state knows."""
-        if self._is_apart or replicas.train_apart():
+        if replicas.train_apart() or not (self._state or mode.current().runs_parts):
             raise ValueError(
-                "`grads` must be known to be of one scaled loss under a "
-                "ParameterServerStrategy, got some of which cannot be seen what scaled "
-                "or unscaled them. Scale, unscale and apply in one function that a "
-                "worker runs, each once, and not in functions or branches in it."
+                "`grads` must be seen to come from one scaled loss under a "
+                "ParameterServerStrategy, got others. Scale, unscale and apply once in "
+                "one function that a worker runs, not in functions or branches in it."
             )
 
     def _divides_by_default(self, grads: Grads) -> bool:

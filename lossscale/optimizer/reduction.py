@@ -59,13 +59,12 @@ class Workers(EqualReplicas):
     """Workers that `tf.distribute` does not know: each sends a vector to all others.
 
     It holds whether the worker's gradients are finite, their greatest magnitude, and,
-    if they are not finite, the worst number of each and of its losses. A bad loss is
-    not at fault if a worker with a finite one overflowed. That can be seen only if
-    these numbers differ: all workers have those of gradients that were summed before.
+    if they are not finite, the worst number of each and of its losses. If workers
+    differ in these numbers, they had not summed their gradients before: then a worker
+    with a finite loss overflowed by itself, and no bad loss of another is at fault.
     """
 
     def __init__(self, gather: Callable[[Tensor], Tensor]) -> None:
-        """See `LossScaleOptimizer`."""
         if not callable(gather):
             got = arguments.typed(gather)
             raise TypeError(f"`gather` must be a function, got {got}. Write {_GATHER}.")
@@ -217,7 +216,7 @@ def refuse_own_losses() -> None:
     horovod: Any = sys.modules.get("horovod.tensorflow")
     if horovod and horovod.is_initialized() and horovod.size() > 1:
         raise ValueError(
-            "`nonfinite_loss` must be 'backoff' if workers of Horovod cannot agree, got "
+            "`nonfinite_loss` must be 'backoff' if Horovod's workers cannot agree, got "
             f"'skip'. Pass {_GATHER}, or set it as optimizer.engine.gather."
         )
 

@@ -199,7 +199,7 @@ def case(coordinator, family, make, program, steps, at_once=False, moves=False):
 
     def reached(number):
         """Waits until the other worker has set `turn`."""
-        is_waiting = lambda i: turn.read_value() < number  # noqa: E731
+        is_waiting = lambda _: turn.read_value() < number  # noqa: E731
         return tf.while_loop(is_waiting, lambda i: [i + 1], [0], parallel_iterations=1)
 
     def wait(tensors):
