@@ -81,7 +81,7 @@ class Workers(EqualReplicas):
         is_finite, largest = checked.check.exact(), checked.check.largest
         no_worst, worst = no_faults(checked.count + 1), partial(worst_numbers, checked)
         worst = either(is_finite, lambda: no_worst, worst)
-        number = 0.0 if largest is None else bounded(is_finite, largest)
+        number = 0.0 if largest is None else arithmetic.bounded(is_finite, largest)
         sent = tf.concat([[tf.cast(is_finite, tf.float32), number], worst], 0)
         of_all, shape = tf.convert_to_tensor(self._gather(sent)), [None, *sent.shape]
         if of_all.dtype != sent.dtype or not of_all.shape.is_compatible_with(shape):
