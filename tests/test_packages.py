@@ -14,8 +14,8 @@ pytestmark = pytest.mark.smoke
 ROOT = Path(lossscale.__file__).parent
 TESTS = Path(__file__).parent
 
-#: A module may import from the packages on the left of its own, and from its own package
-#: what the docstring of the `__init__` lists before it.
+#: A module may import from what is on the left of its own package, and from its own
+#: package what the docstring of the `__init__` lists before it.
 ARROWS = """
 arguments presets plotting <- runtime <- gradients <- scales <-
 provenance <- optimizer | simulation | ranges <- compat <- monitor <- __init__ __main__
@@ -32,7 +32,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
 def listed(package):
-    """Returns the modules of a package in the order in which its `__init__` has them."""
+    """Returns the modules of a package in the order of its `__init__`."""
     text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
     lines = re.findall(r"(?m)^\* (.*?): ", text)
     return [name for line in lines for name in re.findall(r"`(\w+)`", line)]
