@@ -164,7 +164,7 @@ class StepState:
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, are_scaled: bool) -> Flag:
-        """Counts an overflow for an apply. Returns True if there is none to count.
+        """Lets an apply count the overflow. Returns True if there is none to count.
 
         A second apply of the same step, as of other variables, counts the same overflow
         again, unless it is known that its gradients `are_scaled`.
