@@ -235,20 +235,28 @@ optimizer/pending.py: optimizer/test_pending.py
       + return now
 monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
-      - is_stall = skips.in_a_row >= self._patience
-      + is_stall = False
-monitor/reading.py: monitor/test_bad_batches.py
+      - is_long = skips.in_a_row >= self.patience and not is_search
+      + is_long = False
+monitor/batches.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
       - at = bisect.bisect_right(before, number) - 1
       + at = bisect.bisect_right(before, number)
-monitor/reading.py: monitor/test_bad_batches.py
+monitor/batches.py: monitor/test_bad_batches.py
     monitor: the last call of an epoch is a full one
-      - batches = math.ceil(steps / full) if is_known else firsts[at + 1]
-      + batches = firsts[at + 1]
-monitor/diagnosis.py: monitor/test_causes.py
+      - end = min(end, self._count)
+      + pass
+monitor/model.py: monitor/test_table.py
     monitor: float16 is named in a model of float32
       - return "float16" in [*dtypes, added_up] or not dtypes
       + return True
+monitor/findings.py: monitor/test_table.py
+    monitor: batches of a stall are told twice
+      - count -= now.skips.bad_losses
+      + pass
+monitor/causes.py: monitor/test_findings.py
+    monitor: a learning rate is named before the first step
+      - if w.last.applied and not w.applied:
+      + if not w.applied:
 ranges/cure.py: ranges/test_cure.py
     find_nonfinite: what a trial disproved is advised
       - if left is None:
@@ -262,8 +270,8 @@ ranges/training_step.py: ranges/test_cure.py
       + return True
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
-      - watched.batches.begin(batch, self._batches_in_call)
-      + watched.batches.begin(batch, 1)
+      - w.batches.begin(batch, run.batches_in_call)
+      + w.batches.begin(batch, 1)
 optimizer/keras_arguments.py: optimizer/test_keras_arguments.py
     files: Keras's own arguments mean a default loss scale
       - config["initial_loss_scale"] = scale
