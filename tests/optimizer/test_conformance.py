@@ -109,6 +109,12 @@ def two_optimizers(loop, fed):
     return [loop.apply(each, at) for at, each in enumerate(grads)]
 
 
+def two_bad_ones(loop, fed):
+    """Both overflow: still one step, and one halving."""
+    grads = [loop.scaled(fed, at) for at in (0, 1)]
+    return [loop.apply(each, at) for at, each in enumerate(grads)]
+
+
 def dynamic():
     return DynamicLossScale(S, 1000)
 
@@ -144,6 +150,7 @@ CASES = {
     "clip by a norm": Case(clip_while_scaled),
     "a gradient that is None": Case(leave_one_out, rows=False),
     "a shared loss scale": Case(two_optimizers, optimizers=2),
+    "a shared loss scale, both bad": Case(two_bad_ones, optimizers=2),
     "a fixed loss scale": Case(
         scale_and_apply, S, lambda: FixedLossScale(S, skip_nonfinite=True)
     ),
@@ -216,8 +223,9 @@ def assert_trains(family, mode, case, strategy=None):
     if strategy:
         assert_bit_equal(strategy, variables)
     good = [fed for fed in case.fed if fed not in BAD]
-    # What each optimizer has applied; the first of two is only ever fed a 1.
-    sums = [good] if case.optimizers == 1 else [[1.0] * len(case.fed), good]
+    sums = [good] * case.optimizers  # what each optimizer has applied
+    if case.program is two_optimizers:
+        sums[0] = [1.0] * len(case.fed)
     assert applied == list(map(len, sums))
     assert skipped == (0 if "guard" in case.options() else len(case.fed) - len(good))
     assert case.scale is None or end == case.scale
