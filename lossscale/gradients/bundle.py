@@ -70,6 +70,8 @@ class Bundle:
       check: First the check of when the gradients were unscaled, then also that of when
         they are applied, on this replica.
       is_checked: Whether `check` covers all gradients as they are now.
+      is_measured: Of each gradient, whether `check.largest` covers it, as it was before
+        it was clipped. Empty: of none.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
@@ -80,6 +82,7 @@ class Bundle:
     of_unknown: Optional[Scalar] = None
     check: Check = NO_CHECK
     is_checked: bool = False
+    is_measured: List[bool] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,9 +108,12 @@ class Bundle:
         return list({id(by): by for grad, by in pairs if grad is not None}.values())
 
     def packed(self) -> Bundle:
-        """Returns the bundle with small gradients packed, if it has one divisor."""
+        """Returns the bundle with small gradients packed, if it has one divisor.
+
+        Nor are they packed if some are measured and others are not.
+        """
         distinct = self.distinct_divisors()
-        if len(distinct) > 1:
+        if len(distinct) > 1 or len({*self.is_measured}) > 1:
             return self
         grads, groups = pack(self.grads)
         divisors = (distinct or [None]) * len(grads)
@@ -151,6 +157,8 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     # it. Elsewhere it reads the quotients. Then nothing reads the scaled gradients
     # again, and a graph can store the quotients in their memory.
     check = check_of_quotients(packed if mode.current().by_xla else quotients)
+    if bundle.loss_scale.last_largest is not None:
+        check = check._replace(largest=packed.largest())
     if mode.current().runs_parts and is_nested():
         # A session keeps no state, and no tensor of a loop or a branch is visible after
         # it. So an overflow makes all gradients NaN, which clipping does not hide.
@@ -160,8 +168,6 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
             divisors=[None if by is None else by * nan_if_bad for by in packed.divisors]
         ).divided()
         check = NO_CHECK
-    if bundle.loss_scale.last_largest is not None:
-        check = check._replace(largest=packed.largest())
     return quotients.unscaled_gradients(), check
 
 
@@ -220,12 +226,11 @@ def largest_before_clipping(bundle: Bundle) -> Scalar:
     largest = bundle.check.largest
     if largest is None:
         return bundle.largest()
-    if bundle.is_checked or all(by is None for by in bundle.divisors):
+    measured = [all(bundle.is_measured[i] for i in group) for group in bundle.groups]
+    others = [None if is_m else g for is_m, g in zip(measured, bundle.grads)]
+    if all(grad is None for grad in others):
         return largest
-    # It covers the gradients that were unscaled.
-    pairs = zip(bundle.grads, bundle.divisors)
-    others = bundle.but(grads=[None if by is None else g for g, by in pairs])
-    return greater(largest, others.largest())
+    return greater(largest, bundle.but(grads=others).largest())
 
 
 def as_they_are(grads: Grads) -> List[Any]:

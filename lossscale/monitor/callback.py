@@ -166,10 +166,9 @@ class LossScaleMonitor(_Callback):
         )
         try:
             with self.model.distribute_strategy.scope():
-                (x, _, _), _, _ = inputs.first_batches(
-                    (frame["x"], None, None), None, 1
-                )
-                inputs.build(self.model, x)
+                data = (frame["x"], None, None)
+                first, _, _ = inputs.first_batches(data, None, 1)
+                inputs.build(self.model, inputs.triple(first)[0])
         except Exception as error:
             _warn(_UNBUILT.format(error=error))
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import GRADIENTS, KEPT, LEFT_OUT, Record
+from lossscale.optimizer.record import BY_UPDATE, GRADIENTS, KEPT, LEFT_OUT, Record
 from lossscale.runtime import keras_versions
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.spike_guard import SpikeGuard
@@ -23,8 +23,10 @@ class Skips(NamedTuple):
     total: int = 0
     #: Those of them at which the unscaled loss was not finite.
     losses: int = 0
-    #: Those of them that were finite, and left out by the loss scale.
+    #: Those of them that were finite, and left out by the guard.
     left_out: int = 0
+    #: Those of them that were finite, and left out by the loss scale's own `update`.
+    by_update: int = 0
     #: How many in a row, up to the last step, were not left out; 0 if it was applied.
     in_a_row: int = 0
     #: The last ones of these for which the unscaled loss was at fault.
@@ -35,17 +37,17 @@ class Skips(NamedTuple):
     @property
     def nonfinite(self) -> int:
         """How many were skipped that were not finite."""
-        return self.total - self.left_out
+        return self.total - self.left_out - self.by_update
 
 
 def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
     """Returns what a record says. `in_a_row` is the loss scale's own count."""
-    (gradients, inf, nan, left_out), last = record.skipped()
-    total = gradients + inf + nan + left_out
+    (gradients, inf, nan, left_out, by_update), last = record.skipped()
+    total = gradients + inf + nan + left_out + by_update
     number, run, losses = applied + total, 0, 0
     for step, reason in reversed(last):
         number -= 1
-        if step != number or reason == LEFT_OUT:
+        if step != number or reason in (LEFT_OUT, BY_UPDATE):
             break
         losses += losses == run and reason != GRADIENTS
         run += 1
@@ -53,7 +55,7 @@ def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
     run, losses = (
         in_a_row if steps == KEPT else min(steps, in_a_row) for steps in (run, losses)
     )
-    return Skips(total, inf + nan, left_out, run, losses, tuple(last))
+    return Skips(total, inf + nan, left_out, by_update, run, losses, tuple(last))
 
 
 _MARKS = 4096  # so many batches of an epoch are told apart

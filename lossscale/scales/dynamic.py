@@ -221,9 +221,7 @@ class DynamicLossScale(LossScale):
     def _period(self, state: Any) -> Scalar:
         if self.search_period is None:
             return tf.constant(self.increment_period, tf.int64)
-        # In a session `skipped_steps` may count this step already. Then it is a bad
-        # one, at which nothing grows, whatever the period. A bad loss that the rule
-        # ignored does not end the search.
+        # A bad loss that the rule ignored does not end the search.
         has_ignored = self.ignored_loss_steps is not None
         ignored = state.ignored_loss_steps if has_ignored else 0
         searches = state.skipped_steps <= ignored
