@@ -366,3 +366,19 @@ def _percents(path: str) -> Dict[str, float]:
         name.rpartition("lossscale/")[2]: each["summary"]["percent_covered"]
         for name, each in files.items()
     }
+
+
+@nox.session(python="3.10", default=False, tags=["weekly"])
+def horovod(session: nox.Session) -> None:
+    """Builds Horovod, for ten minutes, and tests two ranks of it: before a release."""
+    _install(session, ["tensorflow-cpu==2.11.*", "numpy<2"], "test")
+    # Its build needs these, and CMake below version 4, which it calls.
+    needed = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi", "cmake<4")
+    session.install("setuptools<75", "wheel", *needed)
+    use = {f"HOROVOD_WITH_{name}": "1" for name in ("GLOO", "TENSORFLOW")}
+    use.update({f"HOROVOD_WITHOUT_{n}": "1" for n in ("MPI", "PYTORCH", "MXNET")})
+    without = ("--no-build-isolation", "--no-deps", "--no-binary", "horovod")
+    session.install(*without, "horovod==0.28.1", env=use)
+    _leave_checkout(session)
+    marks = ("-n", "0", "-m", "slow or not slow")
+    session.run("pytest", "-q", *marks, *session.posargs, "tests/test_horovod.py")

@@ -25,6 +25,8 @@ README = ROOT / "README.md"
 PACKAGE = Path(lossscale.__file__).parent
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
 BLOCKS = [each for path in (README, *GUIDE.values()) for each in pages.programs(path)]
+#: Those that several processes run are in test_replicas_page.py and test_horovod.py.
+BLOCKS = [each for each in BLOCKS if not each[0].startswith("# On each ")]
 #: What a reader begins with, and what depends on Keras the most.
 FIRST = [README, *(GUIDE[name] for name in ("start", "custom-loops", "saving"))]
 

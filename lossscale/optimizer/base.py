@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from lossscale import arguments
 from lossscale.optimizer import files, keras_arguments, wrappers
@@ -69,6 +69,9 @@ class LossScaleOptimizer:
         gradients (docs/replicas.md), or None: their own dtypes.
       nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls at a skipped
         step whose unscaled loss was NaN or infinite (docs/bad-batches.md).
+      gather: A function by which workers agree that `tf.distribute` does not know, or
+        None. It is given a `float32` vector, and returns those of all workers as the
+        rows of a matrix: `lambda x: hvd.allgather(x[tf.newaxis])`. It is in no config.
       **kwargs: Keras 3's other arguments, at their defaults.
 
     Attributes:
@@ -122,6 +125,7 @@ class LossScaleOptimizer:
         guard: Any = None,
         communication_dtype: Optional[str] = None,
         nonfinite_loss: str = "backoff",
+        gather: Optional[Callable[[Tensor], Tensor]] = None,
         **kwargs: Any,
     ) -> None:
         by_position = kwargs.pop("by_position")
@@ -147,6 +151,7 @@ class LossScaleOptimizer:
             guard=guard,
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
+            gather=gather,
         )
         files.check_names(engine._state_variables())
         name = name or "loss_scale_optimizer"
@@ -316,6 +321,11 @@ class LossScaleOptimizer:
         Raises:
           TypeError: `config` is not the config of one of these wrappers.
         """
+        if cls.__module__.startswith("horovod."):
+            raise TypeError(
+                "Horovod's optimizer must not wrap a LossScaleOptimizer, got one. "
+                "Write LossScaleOptimizer(hvd.DistributedOptimizer(inner_optimizer))."
+            )
         config = keras_arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         config = keras_arguments.plain(config)  # a copy, which Keras 2 changes
@@ -460,6 +470,7 @@ class LossScaleOptimizer:
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._engine._options(),
         }
+        config.pop("gather", None)  # no config can hold a function
         if self.guard is not None:
             config["guard"] = serialization.serialize(self.guard)
         return dict(keras_arguments.plain(config))

@@ -16,7 +16,9 @@ from lossscale.optimizer.reduction import (
     EqualReplicas,
     Reduction,
     SeveralReplicas,
+    Workers,
     refuse_dtype,
+    refuse_own_losses,
     summed,
 )
 from lossscale.optimizer.step import Step
@@ -98,6 +100,7 @@ class LossScaleEngine(tf.Module):
       communication_dtype: `"float16"`, `"bfloat16"` or None: see `LossScaleOptimizer`.
         If it is given, `apply` adds the gradients up, and your function must not.
       nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`.
+      gather: A function, as in `LossScaleOptimizer`, or None.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -120,6 +123,7 @@ class LossScaleEngine(tf.Module):
         guard: Any = None,
         communication_dtype: Any = None,
         nonfinite_loss: str = "backoff",
+        gather: Optional[Callable[[Tensor], Tensor]] = None,
     ) -> None:
         super().__init__(name="loss_scale_engine")
         dtype = communication_dtype
@@ -130,6 +134,9 @@ class LossScaleEngine(tf.Module):
             refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
+        if gather is not None:
+            Workers(gather)  # raises if it cannot be
+        self.gather = gather
         replicas.refuse_tpu()
         #: Its attribute is its key in checkpoints.
         self.guard: Optional[Guard] = serialization.get_guard(guard)
@@ -217,11 +224,13 @@ class LossScaleEngine(tf.Module):
 
     def _options(self) -> Dict[str, Any]:
         """Returns the arguments that are set, of those that most programs leave out."""
-        dtype = self.communication_dtype
-        options = {} if dtype is None else {"communication_dtype": dtype}
-        if self.guard is not None:
-            options["guard"] = self.guard
-        return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
+        options = {
+            "communication_dtype": self.communication_dtype,
+            "guard": self.guard,
+            "gather": self.gather,
+            "nonfinite_loss": "skip" if self.skips_losses else None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def _state_variables(self) -> List[Variable]:
         """Returns the variables of the loss scale, then those of the guard."""
@@ -313,6 +322,7 @@ class LossScaleEngine(tf.Module):
         """
         if self._is_replaced:
             self._refuse()
+        replicas.refuse_mesh(variables)
         check_shapes(grads, variables)
         bundle = self.division.resolve(grads, variables)
         if check is not NO_CHECK:
@@ -325,6 +335,10 @@ class LossScaleEngine(tf.Module):
             bundle = summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)
+        if self.gather is not None:
+            reduction = Workers(self.gather)
+        elif self.skips_losses:
+            refuse_own_losses()
         entry = self.record.entry_of(variables, self.loss_scale, self.guard)
         mine = self.loss_scale, self.guard, self.ignored_losses, self.division
         step = Step(*mine, reduction, entry)
@@ -336,6 +350,7 @@ class LossScaleEngine(tf.Module):
         Otherwise the first step does the same, and a `tf.function` around that step is
         traced twice.
         """
+        replicas.refuse_mesh(variables)
         self.division.uses.kinds.note_variables(variables)
         self.record.entry_of(variables, self.loss_scale, self.guard)
 

@@ -344,6 +344,7 @@ class PendingDivision:
 
         If no loss is known, the current loss scale.
         """
+        self._refuse_unknown()
         now = self.loss_scale._value()
         if self.state is not None:
             last = self.state.read().loss_scale
@@ -367,6 +368,7 @@ class PendingDivision:
         """
         if self._unscales_itself:
             return None
+        self._refuse_unknown()
         by_default = self._divides_by_default(grads)
         if self.state is None:
             is_scaled = by_default or self.uses.is_scaled
@@ -386,6 +388,15 @@ class PendingDivision:
             if self.uses.has_several and float(self.state.waiting) > 1.0:
                 self.warnings.is_unclear = True
         return divisor
+
+    def _refuse_unknown(self) -> None:
+        """Raises where another worker may have changed S since, and no state knows."""
+        if replicas.train_apart() or not (self._state or mode.current().runs_parts):
+            raise ValueError(
+                "`grads` must be seen to come from one scaled loss under a "
+                "ParameterServerStrategy, got others. Scale, unscale and apply once in "
+                "one function that a worker runs, not in functions or branches in it."
+            )
 
     def _divides_by_default(self, grads: Grads) -> bool:
         """Whether to divide if this optimizer has neither scaled nor unscaled so far.
@@ -412,6 +423,8 @@ class PendingDivision:
                     grads=[s and s.grad for s in scaled],
                     divisors=[s and s.divisor for s in scaled],
                 )
+        if not all(graphs.is_visible(each.check.quick) for each in origins.lists):
+            self._refuse_unknown()  # elsewhere the state tells of an overflow
         flags = self._count_overflows(origins)
         # Of changed gradients the state tells whether an overflow is still to be
         # counted. Parts of them may be of earlier steps, as in a momentum, and an
