@@ -14,6 +14,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.arithmetic import widened
 from lossscale.optimizer.engine import EngineOfWrapper, Host
+from lossscale.optimizer.wrappers import refuse_own_accumulation
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Op
 from lossscale.runtime.graphs import do_not_convert
@@ -98,6 +99,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
                 f"`{self._argument}` must not be None, got None. Use the optimizer "
                 "without this wrapper, or pass the number 1."
             )
+        refuse_own_accumulation(opt)
         super().__init__(False, opt.get_name())  # the inner optimizer may lock
         self._optimizer = opt
         host = Host(unscales_in_apply=False, unscales_itself=True)

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from lossscale import arguments
 from lossscale.optimizer import files, keras_arguments, wrappers
 from lossscale.optimizer.dialect import Dialect, InnerSum, answered
-from lossscale.optimizer.engine import EngineOfWrapper, Host, LossScaleEngine
+from lossscale.optimizer.engine import (
+    ARGUMENTS,
+    EngineOfWrapper,
+    Host,
+    LossScaleEngine,
+    refuse_attribute,
+)
 from lossscale.optimizer.record import NonfiniteGradient, Spike
-from lossscale.runtime.aliases import Grad, Grads, Tensor
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 from lossscale.scales.guard import Guard
+from lossscale.scales.variables import HELD_ANOTHER
 
 #: For `with_loss_scale`: the guard stays.
 KEPT = "kept"
+_CALL = "LossScaleOptimizer(inner_optimizer, "
+#: What to write for an attribute that is an argument, of an optimizer that exists.
+_INSTEAD = {
+    "loss_scale": ", or optimizer = optimizer.with_loss_scale(...), or, to set the "
+    "value, optimizer.loss_scale.current_loss_scale.assign(...)",
+    "guard": ", or optimizer = optimizer.with_loss_scale(optimizer.loss_scale, "
+    "guard=...)",
+}
 
 
 class LossScaleOptimizer:
@@ -53,6 +69,9 @@ class LossScaleOptimizer:
         gradients (docs/replicas.md), or None: their own dtypes.
       nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls at a skipped
         step whose unscaled loss was NaN or infinite (docs/bad-batches.md).
+      gather: A function by which workers agree that `tf.distribute` does not know, or
+        None. It is given a `float32` vector, and returns those of all workers as the
+        rows of a matrix: `lambda x: hvd.allgather(x[tf.newaxis])`. It is in no config.
       **kwargs: Keras 3's other arguments, at their defaults.
 
     Attributes:
@@ -81,6 +100,13 @@ class LossScaleOptimizer:
 
     __signature__ = wrappers.Signature()
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ARGUMENTS:
+            value = vars(cls).get(name)
+            if value is not None and not hasattr(value, "__get__"):
+                refuse_attribute(name, value, _CALL)
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
             return super().__new__(cls)
@@ -99,6 +125,7 @@ class LossScaleOptimizer:
         guard: Any = None,
         communication_dtype: Optional[str] = None,
         nonfinite_loss: str = "backoff",
+        gather: Optional[Callable[[Tensor], Tensor]] = None,
         **kwargs: Any,
     ) -> None:
         by_position = kwargs.pop("by_position")
@@ -124,22 +151,36 @@ class LossScaleOptimizer:
             guard=guard,
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
+            gather=gather,
         )
+        files.check_names(engine._state_variables())
         name = name or "loss_scale_optimizer"
         construct: Any = super().__init__  # of Keras's own wrapper
         construct(inner_optimizer, **dialect.constructor_arguments(name))
-        inner_sum = dialect.take(inner_optimizer, communication_dtype is not None)
-        self.__dict__.update(_engine=engine, _inner_sum=inner_sum, _given_name=name)
+        self.__dict__.update(_engine=engine, _given_name=name)
         self.__dict__.update(_loss_scale=engine.loss_scale)
-        track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
-        track(engine.loss_scale, "loss_scale")
-        if engine.guard is not None:
-            track(engine.guard, "guard")
-        track(engine.record, "faults")
-        files.check_names(engine._state_variables())
-        # After the loss scale: what is restored at once into that one resets these.
-        for key, variable in engine._saved().items():
-            track(variable, key)
+        self._take_inner()
+
+    def _take_inner(self) -> None:
+        """Marks the inner optimizer as wrapped, and tracks what checkpoints hold."""
+        engine = self._engine
+        sums = engine.communication_dtype is not None
+        inner_sum = self._dialect.take(self.inner_optimizer, sums)
+        self.__dict__.update(_inner_sum=inner_sum)
+        tracked = {"loss_scale": engine.loss_scale, "guard": engine.guard}
+        for key, each in {**tracked, "faults": engine.record, **engine._saved()}.items():
+            if each is not None:
+                track: Any = self._track_trackable  # type: ignore[attr-defined]
+                track(each, key)
+
+    def _own_variables(self) -> Dict[str, Variable]:
+        """Returns what files hold of the loss scale and the guard, by name."""
+        # Asked each time: a loss scale of the user's may create some at its first step.
+        variables = {files.plain_name(v): v for v in self._engine._state_variables()}
+        variables.update(self._engine._saved())
+        names = self._dialect.listed_last
+        last = {name: variables.pop(name) for name in names if name in variables}
+        return {**variables, **last}
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -245,14 +286,10 @@ class LossScaleOptimizer:
     dynamic_scale = answered("current_loss_scale")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_ours = getattr(type(self), name, None) is LossScaleOptimizer.loss_scale
-        if is_ours:  # Keras 3 would track the value before the property refuses it
-            raise AttributeError(
-                "`loss_scale` must not be set, got "
-                f"{arguments.shown(value)} for the attribute. Write "
-                "optimizer = optimizer.with_loss_scale(...), or, to set the value, "
-                "optimizer.loss_scale.current_loss_scale.assign(...)."
-            )
+        if name in ARGUMENTS and hasattr(type(self), name):
+            # Keras 3 would track the value before a property refuses it.
+            instead = _INSTEAD.get(name, "") if "_engine" in vars(self) else ""
+            refuse_attribute(name, value, _CALL, instead)
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
@@ -284,6 +321,11 @@ class LossScaleOptimizer:
         Raises:
           TypeError: `config` is not the config of one of these wrappers.
         """
+        if cls.__module__.startswith("horovod."):
+            raise TypeError(
+                "Horovod's optimizer must not wrap a LossScaleOptimizer, got one. "
+                "Write LossScaleOptimizer(hvd.DistributedOptimizer(inner_optimizer))."
+            )
         config = keras_arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         config = keras_arguments.plain(config)  # a copy, which Keras 2 changes
@@ -291,6 +333,8 @@ class LossScaleOptimizer:
         if isinstance(inner, dict):
             inner = wrapper._dialect.deserialize(inner, custom_objects)
         if isinstance(loss_scale, dict):
+            if "loss_scale" in (loss_scale.get("config") or {}):
+                raise ValueError(HELD_ANOTHER)
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
         if isinstance(config.get("guard"), dict):
             guard = serialization.deserialize(config["guard"], custom_objects)
@@ -301,13 +345,29 @@ class LossScaleOptimizer:
     def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
         # The user's own class, if `wrappers.for_call` derived `cls` from it.
         asked: Any = getattr(cls, "_asked_class", cls)
-        names = set(inspect.signature(asked).parameters)
-        if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
+        parameters = inspect.signature(asked).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        # Or it was written to derive from Keras's own wrapper, and takes its arguments.
+        theirs = {*parameters} & {*keras_arguments.OF_THE_SCALE}
+        is_ours = "loss_scale" in parameters or not theirs
+        missing = [n for n in others if n not in parameters and (is_ours or n != "name")]
+        if missing and not takes_all:
+            raise TypeError(
+                f"`__init__` of {asked.__name__} must take `{missing[0]}`, got "
+                f"{missing[0]}={arguments.shown(others[missing[0]])} from the optimizer "
+                "that is copied, replaced or loaded. Give it **kwargs, and write "
+                "super().__init__(inner_optimizer, loss_scale, **kwargs)."
+            )
+        if is_ours:
             return asked(inner, loss_scale, **others)
-        # It was written to derive from Keras's own wrapper, and takes its arguments.
         resolved: Any = serialization.get(loss_scale)
         passed = {**others, **keras_arguments.as_theirs(resolved)}
-        return asked(inner, **{n: v for n, v in passed.items() if n in names})
+        kept = {n: v for n, v in passed.items() if takes_all or n in parameters}
+        made = asked(inner, **kept)
+        if mode.current().knows_values:
+            for new, given in zip(made.loss_scale.variables, resolved.variables):
+                new.assign(given)
+        return made
 
     @classmethod
     def from_keras(
@@ -346,12 +406,10 @@ class LossScaleOptimizer:
         loss_scale = keras_arguments.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._dialect.release(inner)
-        dtype = communication_dtype
-        others = {} if dtype is None else {"communication_dtype": dtype}
-        if nonfinite_loss != "backoff":
-            others["nonfinite_loss"] = nonfinite_loss
-        if guard is not None:
-            others["guard"] = guard
+        options = {"guard": guard, "communication_dtype": communication_dtype}
+        options["nonfinite_loss"] = nonfinite_loss
+        is_default = (None, "backoff").__contains__
+        others = {n: value for n, value in options.items() if not is_default(value)}
         return cls._of(inner, loss_scale, others)
 
     def with_loss_scale(self, loss_scale: Any, *, guard: Any = KEPT) -> Any:
@@ -386,21 +444,20 @@ class LossScaleOptimizer:
         """
         engine, inner = self._engine, self.inner_optimizer
         engine._check_can_be_replaced()
-        loss_scale = engine._usable(loss_scale)
         others = {"name": self.name, **engine._options()}
         if not (isinstance(guard, str) and guard == KEPT):
             others["guard"] = serialization.get_guard(guard)
+        others = {n: value for n, value in others.items() if value is not None}
         self._dialect.release(inner)
-        if engine.guard is not None:
-            engine.guard._claim(None)  # the new one may claim it
+        engine._is_replaced = True
         try:
             other = self._of(inner, loss_scale, others)
         except BaseException:
+            engine._is_replaced = False
             if engine.guard is not None:
-                engine.guard._claim(None)
+                engine.guard._claim(None)  # the new engine, which failed, had it
                 engine.guard._claim(engine)
-            inner_sum = self._dialect.take(inner, self.communication_dtype is not None)
-            self.__dict__.update(_inner_sum=inner_sum)
+            self._take_inner()
             raise
         other.engine._replace(engine)
         return other
@@ -413,6 +470,7 @@ class LossScaleOptimizer:
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._engine._options(),
         }
+        config.pop("gather", None)  # no config can hold a function
         if self.guard is not None:
             config["guard"] = serialization.serialize(self.guard)
         return dict(keras_arguments.plain(config))
@@ -424,6 +482,6 @@ class LossScaleOptimizer:
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)
         options = copy.deepcopy(self._engine._options(), memo)
-        copied = type(self)(inner, loss_scale, name=self.name, **options)
+        copied = self._of(inner, loss_scale, {"name": self.name, **options})
         copied.engine._take_level_of(self._engine)
         return copied

@@ -16,10 +16,13 @@ from lossscale.optimizer.reduction import (
     EqualReplicas,
     Reduction,
     SeveralReplicas,
+    Workers,
     refuse_dtype,
+    refuse_own_losses,
     summed,
 )
 from lossscale.optimizer.step import Step
+from lossscale.optimizer.uses import Uses
 from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -32,6 +35,21 @@ _DICT = """\
 `loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
 its losses up, scale_loss(sum(losses.values())), or scale each: \
 {{name: scale_loss(each) for name, each in losses.items()}}."""
+
+
+#: Arguments that no attribute changes: steps are made for what they were at first.
+ARGUMENTS = ("loss_scale", "guard", "communication_dtype", "nonfinite_loss")
+
+
+def refuse_attribute(name: str, value: Any, call: str, otherwise: str = "") -> None:
+    """Raises: an argument is set as an attribute. `call` is the start of its call."""
+    shown = arguments.shown(value)
+    given = f"{name}={'...' if ' of class ' in shown else shown})"
+    raise AttributeError(
+        f"`{name}` must be an argument of the constructor, got {shown} for an "
+        f"attribute. Write {call}{given}, in a subclass super().__init__(..., {given}"
+        f"{otherwise}."
+    )
 
 
 @dataclass(frozen=True)
@@ -82,6 +100,7 @@ class LossScaleEngine(tf.Module):
       communication_dtype: `"float16"`, `"bfloat16"` or None: see `LossScaleOptimizer`.
         If it is given, `apply` adds the gradients up, and your function must not.
       nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`.
+      gather: A function, as in `LossScaleOptimizer`, or None.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -104,6 +123,7 @@ class LossScaleEngine(tf.Module):
         guard: Any = None,
         communication_dtype: Any = None,
         nonfinite_loss: str = "backoff",
+        gather: Optional[Callable[[Tensor], Tensor]] = None,
     ) -> None:
         super().__init__(name="loss_scale_engine")
         dtype = communication_dtype
@@ -114,10 +134,14 @@ class LossScaleEngine(tf.Module):
             refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
+        if gather is not None:
+            Workers(gather)  # raises if it cannot be
+        self.gather = gather
         replicas.refuse_tpu()
         #: Its attribute is its key in checkpoints.
         self.guard: Optional[Guard] = serialization.get_guard(guard)
         self.loss_scale = self._usable(loss_scale)
+        self._check_sharing()
         if self.guard is not None:
             self.guard._claim(self)
             self.loss_scale.keep_largest()
@@ -137,14 +161,19 @@ class LossScaleEngine(tf.Module):
         if self.skips_losses:
             count_ignored_steps(self.loss_scale)
             self.ignored_losses = IgnoredLosses(host.applied_steps)
-            self.division.uses.ignored_losses.add(self.ignored_losses)
             self.record.kept["bad_losses_counted"] = self.ignored_losses.counted
         if self._host is None:
             self._count_steps()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_none = name == "loss_scale" and not isinstance(value, LossScale)
+        if name in ARGUMENTS and (is_none or name in vars(self)):
+            refuse_attribute(name, value, "LossScaleEngine(")
+        super().__setattr__(name, value)
+
     def _count_steps(self) -> None:
         """Begins to count applied steps. Checkpoints hold all that this engine has."""
-        self.division.mistakes.kind = type(self).__name__
+        self.division.warnings.optimizer_class = type(self).__name__
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
@@ -181,13 +210,27 @@ class LossScaleEngine(tf.Module):
                 )
         return usable
 
+    def _check_sharing(self) -> None:
+        """Raises if the loss scale's variables would depend on who else used it."""
+        has_ignored = self.loss_scale.ignored_loss_steps is not None
+        was_used = isinstance(self.loss_scale._observer, Uses)
+        if has_ignored != self.skips_losses and (has_ignored or was_used):
+            shown = '"skip"' if has_ignored else '"backoff"'
+            raise ValueError(
+                f"`nonfinite_loss` must be {shown} as in the other optimizer that uses "
+                f"or has used this loss scale, got the other one. Write "
+                f"nonfinite_loss={shown}, or pass a new loss scale."
+            )
+
     def _options(self) -> Dict[str, Any]:
-        """Returns the arguments that older releases do not know, if they are set."""
-        dtype = self.communication_dtype
-        options = {} if dtype is None else {"communication_dtype": dtype}
-        if self.guard is not None:
-            options["guard"] = self.guard
-        return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
+        """Returns the arguments that are set, of those that most programs leave out."""
+        options = {
+            "communication_dtype": self.communication_dtype,
+            "guard": self.guard,
+            "gather": self.gather,
+            "nonfinite_loss": "skip" if self.skips_losses else None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def _state_variables(self) -> List[Variable]:
         """Returns the variables of the loss scale, then those of the guard."""
@@ -279,6 +322,7 @@ class LossScaleEngine(tf.Module):
         """
         if self._is_replaced:
             self._refuse()
+        replicas.refuse_mesh(variables)
         check_shapes(grads, variables)
         bundle = self.division.resolve(grads, variables)
         if check is not NO_CHECK:
@@ -291,6 +335,10 @@ class LossScaleEngine(tf.Module):
             bundle = summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)
+        if self.gather is not None:
+            reduction = Workers(self.gather)
+        elif self.skips_losses:
+            refuse_own_losses()
         entry = self.record.entry_of(variables, self.loss_scale, self.guard)
         mine = self.loss_scale, self.guard, self.ignored_losses, self.division
         step = Step(*mine, reduction, entry)
@@ -302,6 +350,7 @@ class LossScaleEngine(tf.Module):
         Otherwise the first step does the same, and a `tf.function` around that step is
         traced twice.
         """
+        replicas.refuse_mesh(variables)
         self.division.uses.kinds.note_variables(variables)
         self.record.entry_of(variables, self.loss_scale, self.guard)
 
@@ -328,13 +377,12 @@ class LossScaleEngine(tf.Module):
             )
 
     def _replace(self, other: LossScaleEngine) -> None:
-        """Takes the place of another engine, which takes no steps from now on."""
+        """Takes the place of another engine, which `_is_replaced`."""
         self.division.replace(other.division)
         self._take_level_of(other)
         self.record.kept.update(self.division.variables())
         for entry in other.record.entries:
             self.build(entry.variables)
-        other._is_replaced = True
 
     def _take_level_of(self, other: LossScaleEngine) -> None:
         for name, variable in self._saved().items():

@@ -233,7 +233,7 @@ class Entry:
         `check` also covers the gradients' sum. `loss_is_at_fault` tells whether a bad
         loss was.
         """
-        worst = replicas.call_for_each_replica(_worst_numbers, bundle)
+        worst = replicas.call_for_each_replica(worst_numbers, bundle)
         worst = replicas.all_reduce_sum(worst)
         if check.worst is not None:
             worst += tf.pad(check.worst(), [[0, 1]])
@@ -269,7 +269,7 @@ class Entry:
         return group_ops([counted, self.spike.assign(value, read_value=False)])
 
 
-def _worst_numbers(bundle: Bundle) -> PerGradient:
+def worst_numbers(bundle: Bundle) -> PerGradient:
     """Returns the worst number of each gradient of a replica, then of its losses."""
     of_gradients = bundle.check.worst_of(bundle.count)
     return tf.concat([of_gradients, worst_of_all(bundle.losses)], 0)

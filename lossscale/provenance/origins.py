@@ -60,7 +60,8 @@ class Origins:
 
     Attributes:
       kinds: The kind of each gradient.
-      names: The names of the kinds of all gradients that are not None.
+      count: How many gradients are not None.
+      names: The names of their kinds.
       lists: The lists that `get_unscaled_gradients` returned and that these gradients
         were made of, each once.
       losses: The unscaled losses that these gradients are known to come from.
@@ -71,6 +72,7 @@ class Origins:
         self._grads = grads
         # Of a number nothing is known: the state of the step decides.
         self.kinds = [kind or Kind(UNKNOWN) for kind in kinds.of(grads)]
+        self.count = sum(grad is not None for grad in grads)
         self.names = {k.name for g, k in zip(grads, self.kinds) if g is not None}
         self.lists = _lists_among(self.kinds)
         self.losses = _losses_to_blame(self.kinds)

@@ -10,16 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from typing import (
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeVar,
-)
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
 import tensorflow as tf
 

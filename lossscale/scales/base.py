@@ -45,7 +45,7 @@ class Product(NamedTuple):
 
 
 class Observer:
-    """To whom a loss scale ("it") reports each use: here to nobody.
+    """To whom a loss scale ("it") reports each use. This one ignores the reports.
 
     Optimizers that share it set another one.
     """
@@ -59,8 +59,13 @@ class Observer:
     def note_loss(self, product: Product, owner: Any) -> None:
         """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
 
-    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
-        """Gradients were divided by a tensor of it, without a check."""
+    def unscale(self, loss_scale: LossScale, grads: Grads) -> Grads:
+        """Returns gradients divided by what multiplied their loss, if that is known.
+
+        If it is not, as here, they are divided by the loss scale of now.
+        """
+        unscaled: Grads = loss_scale.unscale_by(grads, loss_scale._value())
+        return unscaled
 
     def __deepcopy__(self, memo: object) -> Observer:
         return Observer()  # the copy of a loss scale has other optimizers
@@ -385,6 +390,9 @@ class LossScale(NumberLike, HasVariables):
     def unscale(self, grads: Any) -> Any:
         """Returns `grads` divided by the loss scale.
 
+        If optimizers use the loss scale, and it has moved since it multiplied the loss,
+        `grads` are divided by the value that it had then.
+
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
             own dtype): exactly if the loss scale is a power of two and the quotient is
@@ -394,10 +402,8 @@ class LossScale(NumberLike, HasVariables):
           A nest of the same structure, sparsity and dtypes. So small float16 gradients
           become zero. What holds no floating-point numbers is unchanged.
         """
-        divisor = self._value()
-        unscaled = self.unscale_by(grads, divisor)
-        self._observer.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
-        return unscaled
+        unscaled = self._observer.unscale(self, tf.nest.flatten(grads))
+        return tf.nest.pack_sequence_as(grads, unscaled)
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:

@@ -40,11 +40,9 @@ _ADDED = 4
 #: The level at which such a step counts as an overflow.
 _MOST = 40
 #: Names of variables, which are file format. They exist only with
-#: nonfinite_loss="skip", and files of 3.0.0 and older do not hold them. The first is
-#: the loss scale's, the others are each optimizer's.
+#: nonfinite_loss="skip". The first is the loss scale's, the others each optimizer's.
 IGNORED_STEPS = "ignored_loss_steps"
 LEVEL, LEVEL_AT = "ignored_loss_level", "ignored_loss_level_at"
-SINCE_3_1_0 = (IGNORED_STEPS, LEVEL, LEVEL_AT)
 
 
 def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:

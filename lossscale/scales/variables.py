@@ -15,6 +15,17 @@ from lossscale.runtime.aliases import Variable
 from lossscale.runtime.saved_models import OnlyInSavedModels
 
 
+#: Says what to do with what 3.1.0 has written of a loss scale that held another one.
+HELD_ANOTHER = """\
+This was written by lossscale 3.1.0 with a loss scale that held another one, as \
+SpikeGuard did. No loss scale holds another one now: a guard stands beside it, and \
+begins anew. Finish this run with lossscale 3.1.0. Or restore the model alone, as \
+load_model(path, compile=False) and tf.train.Checkpoint(model=model) do, and go on with
+
+    lossscale.LossScaleOptimizer(inner_optimizer, "dynamic", guard=lossscale.SpikeGuard())
+"""
+
+
 class HasVariables(OnlyInSavedModels, metaclass=abc.ABCMeta):
     """An object with variables that checkpoints hold, and arguments that configs hold.
 
@@ -73,6 +84,15 @@ class HasVariables(OnlyInSavedModels, metaclass=abc.ABCMeta):
     def _kept(self) -> Dict[str, Variable]:
         unsaved = vars(self._unsaved).items()
         return {name: value for name, value in unsaved if hasattr(value, "assign")}
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        # Private to TensorFlow, which calls it with each name that a checkpoint holds
+        # for this object, before it sets any variable. Without this method, a part of
+        # such a checkpoint would be restored, and the rest left out.
+        found = super()._lookup_dependency(name, *args)
+        if name == "loss_scale" and found is None:
+            raise ValueError(HELD_ANOTHER)
+        return found
 
     def __repr__(self) -> str:
         state, config = {}, dict(self.get_config())

@@ -489,7 +489,7 @@ def test_mixed_values_are_divided_and_told(trained, mixture, mode):
     with heard() as told:
         compiled(step, mode)()
     (message,) = told
-    assert "mixed with unscaled ones" in message
+    assert "mixed with unscaled values" in message
     (weight,) = trained.variables
     assert np.all(np.abs(START - weight.numpy()) <= 2.0)
 
