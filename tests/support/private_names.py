@@ -24,6 +24,11 @@ PRIVATE_NAMES = (
         "the state of the step decides",
     ),
     (
+        "_agg_helper, of Horovod's optimizers",
+        "optimizer/wrappers.py",
+        "backward_passes_per_step above 1 is not refused",
+    ),
+    (
         "strategy_supports_no_merge_call",
         "replicas.py",
         "one more merge call",
