@@ -222,7 +222,7 @@ def private_names():
     # Keras's logs end with.
     known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
     known |= {"_growth_tracker", "_hysteresis_tracker", "_asdict", "_by_position"}
-    known |= {"_applied_steps", "_loss", "_left_out_as"}
+    known |= {"_applied_steps", "_loss", "_judge", "_adjust", "_self_unconditional_"}
     for node in nodes:
         module = getattr(node, "module", None) or ""
         if module.startswith("tensorflow.python"):

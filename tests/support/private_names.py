@@ -123,6 +123,11 @@ PRIVATE_NAMES = (
         "Keras's error",
     ),
     (
+        "_agg_helper",
+        "optimizer/wrappers.py",
+        "an optimizer of Horovod's that is wrapped is not refused",
+    ),
+    (
         "_steps_per_execution",
         "monitor/",
         "the monitor names a batch of several that run at once",
