@@ -409,13 +409,13 @@ def _station(axes: Any, station: way.Station, left: float, top: float) -> float:
         inset = (left + 3, top + 3)
         axes.add_patch(FancyBboxPatch(inset, width - 6, 40, facecolor="none", **inner))
     pill = {"boxstyle": "round,pad=0,rounding_size=9", "linewidth": 0}
-    around = FancyBboxPatch((left + 7, top + 13), 54, 20, facecolor="white", **pill)
+    around = FancyBboxPatch((left + 6, top + 13), 64, 20, facecolor="white", **pill)
     axes.add_patch(around)
-    middle = {"ha": "center", "va": "center", "size": 8.4}
-    axes.text(left + 34, top + 23, station.kind, color=ground, **middle)
+    middle = {"ha": "center", "va": "center", "size": 9.1}
+    axes.text(left + 38, top + 23, station.kind, color=ground, **middle)
     line = {"color": "white", "va": "center"}
-    axes.text(left + 68, top + 15, station.what, weight="bold", size=9.5, **line)
-    axes.text(left + 68, top + 33, station.who, family="monospace", size=8.0, **line)
+    axes.text(left + 77, top + 15, station.what, weight="bold", size=9.1, **line)
+    axes.text(left + 77, top + 33, station.who, family="monospace", size=9.1, **line)
     return width
 
 

@@ -55,6 +55,6 @@ WAY: List[Station] = [
 
 #: How a step ends: in one of these, the same on all replicas.
 ENDS: List[Station] = [
-    Station("unscaled", "apply: 1 replica divides", "step.py: _apply"),
+    Station("unscaled", "apply", "step.py: _apply"),
     Station("either", "skip", "step.py: skip"),
 ]
