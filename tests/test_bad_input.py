@@ -90,36 +90,19 @@ OPTIONAL |= {"overflow_tolerance"}
 
 
 @pytest.mark.peer_defect(10)
-@pytest.mark.parametrize(
-    ("cls", "name", "values"),
-    [(cls, name, values) for values, cls, names in REFUSED for name in names.split()],
-)
-def test_what_is_no_number_and_numbers_out_of_range(cls, name, values):
-    call = with_argument(cls, name)
-    for value in NOT_NUMBERS:
-        if not (value is None and name in OPTIONAL):
-            refuses(TypeError, name, value, call)
-    for value in values:
-        refuses(ValueError, name, value, call)
+@pytest.mark.parametrize(("values", "cls", "names"), REFUSED)
+def test_what_is_no_number_and_numbers_out_of_range(cls, names, values):
+    for name in names.split():
+        call = with_argument(cls, name)
+        for value in NOT_NUMBERS:
+            if not (value is None and name in OPTIONAL):
+                refuses(TypeError, name, value, call)
+        for value in values:
+            refuses(ValueError, name, value, call)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ({"min_loss_scale": 2**16}, ("min_loss_scale=65536.0", "Raise `initial")),
-        ({"initial_loss_scale": 0.25}, ("initial_loss_scale=0.25", "min_loss_scale")),
-        ({"max_loss_scale": 8.0}, ("max_loss_scale=8.0", "lower `initial_loss_scale`")),
-    ],
-)
-@pytest.mark.parametrize("cls", [DynamicLossScale, HeadroomLossScale])
-def test_bounds_out_of_order(cls, arguments, names):
-    with refusal(ValueError, "must be at least", *names):
-        cls(**{"initial_loss_scale": 2.0**15, **arguments})
-
-
-resetting = with_argument(DynamicLossScale, "hysteresis_reset")
-skipping = with_argument(FixedLossScale, "skip_nonfinite")
-manager_from = with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale")
+def sgd():
+    return families()[0].optimizers.SGD()
 
 
 def among_good(value):
@@ -130,65 +113,95 @@ def named(name):
     return lossscale.deserialize({"class_name": name, "config": {}})
 
 
-@pytest.mark.parametrize(
-    ("error", "name", "values", "call"),
-    [
-        (TypeError, "hysteresis_reset", ["good", None, 3, {"good": 1}], resetting),
-        (ValueError, "hysteresis_reset", ["bad", None, np.array(["bad"])], among_good),
-        (TypeError, "skip_nonfinite", [1, "yes", None, 0.0], skipping),
-        (TypeError, "loss_scale", [True, Ellipsis, [8], 1j, b"dynamic"], lossscale.get),
-        (ValueError, "loss_scale", ["static"], lossscale.get),
-        (ValueError, "loss_scale", [-8, 0], lossscale.get),
-        (ValueError, "loss_scale", [0.5], FixedLossScaleManager),  # contrib's: from 1
-        (ValueError, "init_loss_scale", [0.5], manager_from),
-        (TypeError, "loss_scale", [8], lossscale.serialize),
-        (TypeError, "loss_scale", [None], SpikeGuard),
-        (ValueError, "loss_scale", ["no"], SpikeGuard),
-        (ValueError, "config", ["NoSuchScale", "Dense", "keras>Adam"], named),
-    ],
-)
+def fixed(loader):
+    """Returns a function that hands a config to `FixedLossScale`, by this loader."""
+    return lambda config: loader({"class_name": "FixedLossScale", "config": config})
+
+
+def guarded(value):
+    return LossScaleOptimizer(sgd(), guard=value)
+
+
+resetting = with_argument(DynamicLossScale, "hysteresis_reset")
+skipping = with_argument(FixedLossScale, "skip_nonfinite")
+manager_from = with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale")
+CONFIGS = [{}, {"class_name": 3}, {"config": {}}]
+OTHER_CONFIGS = [8, [], "8", {}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
+#: Error, the argument that it names, values of it, and what is called with each.
+VALUES = [
+    (TypeError, "hysteresis_reset", ["good", None, 3, {"good": 1}], resetting),
+    (ValueError, "hysteresis_reset", ["bad", None, np.array(["bad"])], among_good),
+    (TypeError, "skip_nonfinite", [1, "yes", None, 0.0], skipping),
+    (TypeError, "loss_scale", [True, Ellipsis, [8], 1j, b"dynamic"], lossscale.get),
+    (ValueError, "loss_scale", ["static", -8, 0], lossscale.get),
+    (ValueError, "loss_scale", [0.5], FixedLossScaleManager),  # contrib's: from 1
+    (ValueError, "init_loss_scale", [0.5], manager_from),
+    (TypeError, "loss_scale", [8], lossscale.serialize),
+    (ValueError, "config", ["NoSuchScale", "Dense", "keras>Adam"], named),
+    (TypeError, "config", CONFIGS, lossscale.deserialize),
+    # Who handed a config as a loss scale is told of that argument.
+    (TypeError, "loss_scale", CONFIGS, lossscale.get),
+    (TypeError, 'config["config"]', OTHER_CONFIGS, fixed(lossscale.deserialize)),
+    (TypeError, 'loss_scale["config"]', OTHER_CONFIGS, fixed(lossscale.get)),
+    (TypeError, "guard", [8, "spike", SpikeGuard, FixedLossScale(8)], guarded),
+]
+
+
+@pytest.mark.parametrize(("error", "name", "values", "call"), VALUES)
 def test_other_values_that_are_refused(error, name, values, call):
     for value in values:
         refuses(error, name, value, call)
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("increment_period", lambda value: DynamicLossScale(increment_period=value)),
-        ("loss_scale", lambda value: lossscale.get([value])),
-        ("loss_scale", lossscale.serialize),
-        ("loss_scale", lambda value: lossscale.get({"class_name": value})),
-        ("name", DynamicLossScale.from_preset),
-        ("loss_scale", lambda value: lossscale.simulate(value, limit=[1.0])),
-        ("inner_optimizer", LossScaleOptimizer),
-    ],
-)
-def test_numbers_too_long_for_python_to_show(name, call):
-    # From some security release on, repr(10**5000) raises a ValueError of its own.
-    with refusal((TypeError, ValueError), f"`{name}"):
-        call(10**5000)
+TOO_LONG = 10**5000  # from some security release on, its repr raises an error, too
+UNCHECKED = FixedLossScale(8)
+#: Words -> a call that is refused with them.
+CALLS = {
+    "min_loss_scale=65536.0": lambda: DynamicLossScale(2.0**15, min_loss_scale=2**16),
+    "Raise `initial_loss_scale`": lambda: HeadroomLossScale(8, min_loss_scale=16),
+    "initial_loss_scale=0.25": lambda: DynamicLossScale(0.25),
+    "lower `initial_loss_scale`": lambda: DynamicLossScale(16, max_loss_scale=8.0),
+    "max_loss_scale=8.0": lambda: HeadroomLossScale(16, max_loss_scale=8.0),
+    # A name that is nearly right gets the right one.
+    "Did you mean 'dynamic'": lambda: lossscale.get("dynam"),
+    "Did you mean 'torch'": lambda: DynamicLossScale.from_preset("trch"),
+    "Did you mean 'DynamicLossScale'": lambda: lossscale.DynamicLosScale,
+    "Did you mean 'SpikeGuard'": lambda: lossscale.SpikeGard,
+    "Did you mean 'raise'": lambda: lossscale.LossScaleMonitor(on_stall="rais"),
+    "Did you mean 'patience'": lambda: lossscale.LossScaleMonitor(pacience=3),
+    "Did you mean 'skip'": lambda: lossscale.LossScaleEngine(nonfinite_loss="skp"),
+    # Numbers too long for Python to show.
+    "`increment_period": lambda: DynamicLossScale(increment_period=TOO_LONG),
+    "`loss_scale` must": lambda: lossscale.get([TOO_LONG]),
+    "`loss_scale` must be": lambda: lossscale.serialize(TOO_LONG),
+    "`loss_scale": lambda: lossscale.get({"class_name": TOO_LONG}),
+    "`name": lambda: DynamicLossScale.from_preset(TOO_LONG),
+    "`inner_optimizer": lambda: LossScaleOptimizer(TOO_LONG),
+    # An error names a loss scale by its class, without its state.
+    "nonfinite_loss='skip', got a FixedLossScale that": lambda: (
+        lossscale.LossScaleEngine(UNCHECKED, nonfinite_loss="skip")
+    ),
+    "'float16', got a FixedLossScale that checks none": lambda: (
+        lossscale.LossScaleEngine(UNCHECKED, communication_dtype="float16")
+    ),
+    "loss_scale=an object of class FixedLossScale": lambda: LossScaleOptimizer(
+        sgd(), UNCHECKED, dynamic=True
+    ),
+    "optimizer, got an object of class FixedLossScale": lambda: LossScaleOptimizer(
+        UNCHECKED
+    ),
+    "FixedLossScale": lambda: DynamicLossScale(UNCHECKED),
+}
 
 
-@pytest.mark.parametrize("config", [{}, {"class_name": 3}, {"config": {}}], ids=repr)
-def test_configs_that_are_none(config):
-    refuses(TypeError, "config", config, lossscale.deserialize)
-    # Who handed it as a loss scale is told of that argument.
-    refuses(TypeError, "loss_scale", config, lossscale.get)
-    refuses(TypeError, "loss_scale", config, lossscale.SpikeGuard)
-
-
-@pytest.mark.parametrize(
-    "given", [8, [], "8", {}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
-)
-def test_configs_of_other_arguments(given):
-    config = {"class_name": "FixedLossScale", "config": given}
-    for name, call in (
-        ("config", lossscale.deserialize),
-        ("loss_scale", lossscale.get),
-    ):
-        with refusal(TypeError, f'`{name}["config"]` must', f"got {given!r}"):
-            call(config)
+@pytest.mark.parametrize("words", CALLS)
+def test_calls_that_are_refused_with_these_words(words):
+    errors = (AttributeError, TypeError, ValueError)
+    with refusal(errors, words) as caught:
+        CALLS[words]()
+    message = str(caught.value)
+    assert len(message) < 400
+    assert "skipped_steps=" not in message
 
 
 class TestInnerOptimizer:
@@ -248,42 +261,3 @@ class TestInnerOptimizer:
             if other.name != family.name:
                 with refusal(TypeError, "must belong to the Keras of"):
                     wrapper(other.optimizers.SGD(0.1))
-
-
-#: Calls with a name that is nearly right, and the right one.
-MISSPELLED = {
-    "dynamic": lambda: lossscale.get("dynam"),
-    "torch": lambda: DynamicLossScale.from_preset("trch"),
-    "DynamicLossScale": lambda: lossscale.DynamicLosScale,
-    "SpikeGuard": lambda: lossscale.deserialize({"class_name": "SpikeGard"}),
-    "raise": lambda: lossscale.LossScaleMonitor(on_stall="rais"),
-    "patience": lambda: lossscale.LossScaleMonitor(pacience=3),
-    "skip": lambda: lossscale.LossScaleEngine(nonfinite_loss="skp"),
-}
-
-
-@pytest.mark.parametrize("name", MISSPELLED)
-def test_a_misspelled_name_gets_the_nearest_right_one(name):
-    errors = (AttributeError, TypeError, ValueError)
-    with pytest.raises(errors, match=f"Did you mean '{name}'") as caught:
-        MISSPELLED[name]()
-    assert len(str(caught.value)) < 250
-
-
-def test_errors_name_a_loss_scale_by_its_class():
-    unchecked, sgd = FixedLossScale(8), families()[0].optimizers.SGD()
-    calls = [
-        lambda: SpikeGuard(SpikeGuard()),
-        lambda: lossscale.LossScaleEngine(unchecked, nonfinite_loss="skip"),
-        lambda: lossscale.LossScaleEngine(unchecked, communication_dtype="float16"),
-        lambda: LossScaleOptimizer(sgd, unchecked, dynamic=True),
-        lambda: LossScaleOptimizer(unchecked),
-        lambda: setattr(LossScaleOptimizer(sgd), "loss_scale", unchecked),
-        lambda: DynamicLossScale(unchecked),
-    ]
-    for call in calls:
-        with pytest.raises((AttributeError, TypeError, ValueError)) as caught:
-            call()
-        message = str(caught.value)
-        assert "skipped_steps=" not in message
-        assert message.count("FixedLossScale") + message.count("SpikeGuard") >= 1

@@ -1,6 +1,11 @@
-"""docs/replicas.md: its loop on one replica and two, restored on another number."""
+"""docs/replicas.md: its loop on one replica and two, and its programs of processes.
+
+test_horovod.py runs that of Horovod.
+"""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pages
@@ -9,6 +14,7 @@ import tensorflow as tf
 from limits import skip_without
 from models import assert_same, scale_state
 from pages import block_of
+from processes import free_ports, logs, started
 
 import lossscale
 
@@ -23,7 +29,7 @@ def weights_of(found):
 def loop(run, family):
     """Returns a function that runs the page's loop under a strategy."""
     skip_without("adding up over replicas", family)
-    text = block_of("replicas", "num_replicas_in_sync")
+    text = block_of("replicas", "Only if you clip")
     assert text.count(MAKES) == 1
     # Of a strategy of the tests' own: a second one breaks the first one's collectives.
     text = text.replace(MAKES, "").replace("keras.layers.Dense(1)", DENSE)
@@ -57,7 +63,7 @@ def test_gradients_added_up_over_batches_divide_too():
     assert "loss /= strategy.num_replicas_in_sync" in text
     for name, path in pages.PAGES.items():
         for block in pages.blocks(path):
-            if "strategy.run(" in block:
+            if "strategy.run(" in block and "ParameterServer" not in block:
                 assert "num_replicas_in_sync" in block, name
 
 
@@ -92,3 +98,38 @@ def test_a_run_continues_on_another_number_of_replicas(
         np.testing.assert_allclose(each, other, rtol=1e-5, atol=1e-7)
     assert scale_state(second["optimizer"]) == scale_state(optimizer)
     assert isinstance(optimizer.loss_scale, lossscale.DynamicLossScale)
+
+
+def printed_by(folder, strategy, *jobs, last):
+    """Runs a page's program as each of these jobs. Returns what the last ones print."""
+    program = folder / "train.py"
+    program.write_text(block_of("replicas", f"strategy = tf.distribute.{strategy}("))
+    cluster = {}
+    for job, port in zip(jobs, free_ports(len(jobs))):
+        cluster.setdefault(job, []).append(f"localhost:{port}")
+    tasks = [{"type": j, "index": jobs[:i].count(j)} for i, j in enumerate(jobs)]
+    configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+    environments = [{"TF_CONFIG": config} for config in configs]
+    with started([[program]] * len(jobs), folder, 200, environments) as processes:
+        printed = [process.stdout.read() for process in processes[-last:]]
+        codes = [process.wait() for process in processes[-last:]]
+        assert codes == [0] * last, logs(folder)
+    return printed
+
+
+@pytest.mark.slow
+def test_the_program_of_several_machines_runs(tmp_path, family):
+    skip_without("the pages", family)
+    strategy, jobs = "MultiWorkerMirroredStrategy", ("worker", "worker")
+    one, other = printed_by(tmp_path, strategy, *jobs, last=2)
+    assert one == other  # the mean over both, and the loss scale
+    assert [line.split()[1] for line in one.splitlines()] == ["32768.0"] * 4
+
+
+@pytest.mark.slow
+def test_the_program_of_parameter_servers_runs(tmp_path, family):
+    if family.name != "keras3":
+        pytest.skip("impossible, see impossible.py: Keras 2 refuses the strategy")
+    strategy, jobs = "ParameterServerStrategy", ("worker", "worker", "ps", "chief")
+    (printed,) = printed_by(tmp_path, strategy, *jobs, last=1)
+    assert printed.split() == ["32768.0", "8"]

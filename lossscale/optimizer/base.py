@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from lossscale import arguments
 from lossscale.optimizer import engine as engines
@@ -56,6 +56,9 @@ class LossScaleOptimizer:
         gradients (docs/replicas.md), or None: their own dtypes.
       nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls at a skipped
         step whose unscaled loss was NaN or infinite (docs/bad-batches.md).
+      gather: A function by which workers agree that `tf.distribute` does not know, or
+        None. It is given a `float32` vector, and returns those of all workers as the
+        rows of a matrix: `lambda x: hvd.allgather(x[tf.newaxis])`. It is in no config.
       **kwargs: Keras 3's other arguments, at their defaults.
 
     Attributes:
@@ -109,6 +112,7 @@ class LossScaleOptimizer:
         guard: Any = None,
         communication_dtype: Optional[str] = None,
         nonfinite_loss: str = "backoff",
+        gather: Optional[Callable[[Tensor], Tensor]] = None,
         **kwargs: Any,
     ) -> None:
         by_position = kwargs.pop("by_position")
@@ -134,6 +138,7 @@ class LossScaleOptimizer:
             guard=guard,
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
+            gather=gather,
         )
         files.check_names(engine._state_variables())
         name = name or "loss_scale_optimizer"
@@ -302,6 +307,11 @@ class LossScaleOptimizer:
         Raises:
           TypeError: `config` is not the config of one of these wrappers.
         """
+        if cls.__module__.startswith("horovod."):
+            raise TypeError(
+                "Horovod's optimizer must not wrap a LossScaleOptimizer, got one. "
+                "Write LossScaleOptimizer(hvd.DistributedOptimizer(inner_optimizer))."
+            )
         config = keras_arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         config = keras_arguments.plain(config)  # a copy, which Keras 2 changes
@@ -430,6 +440,9 @@ class LossScaleOptimizer:
             other = self._of(inner, loss_scale, others)
         except BaseException:
             engine._is_replaced = False
+            if engine.guard is not None:
+                engine.guard._claim(None)  # the new engine, which failed, had it
+                engine.guard._claim(engine)
             self._take_inner()
             raise
         other.engine._replace(engine)
@@ -443,6 +456,7 @@ class LossScaleOptimizer:
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._engine._options(),
         }
+        config.pop("gather", None)  # no config can hold a function
         if self.guard is not None:
             config["guard"] = serialization.serialize(self.guard)
         return dict(keras_arguments.plain(config))

@@ -16,7 +16,9 @@ from lossscale.optimizer.reduction import (
     EqualReplicas,
     Reduction,
     SeveralReplicas,
+    Workers,
     refuse_dtype,
+    refuse_own_losses,
     summed,
 )
 from lossscale.optimizer.step import Step
@@ -101,6 +103,7 @@ class LossScaleEngine(tf.Module):
       communication_dtype: `"float16"`, `"bfloat16"` or None: see `LossScaleOptimizer`.
         If it is given, `apply` adds the gradients up, and your function must not.
       nonfinite_loss: `"backoff"` or `"skip"`, as in `LossScaleOptimizer`.
+      gather: A function, as in `LossScaleOptimizer`, or None.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -123,6 +126,7 @@ class LossScaleEngine(tf.Module):
         guard: Any = None,
         communication_dtype: Any = None,
         nonfinite_loss: str = "backoff",
+        gather: Optional[Callable[[Tensor], Tensor]] = None,
     ) -> None:
         super().__init__(name="loss_scale_engine")
         dtype = communication_dtype
@@ -133,12 +137,16 @@ class LossScaleEngine(tf.Module):
             refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
+        if gather is not None:
+            Workers(gather)  # raises if it cannot be
+        self.gather = gather
         replicas.refuse_tpu()
         #: Its attribute is its key in checkpoints.
         self.guard: Optional[Guard] = serialization.get_guard(guard)
         self.loss_scale = self._usable(loss_scale)
         self._check_sharing()
         if self.guard is not None:
+            self.guard._claim(self)
             self.loss_scale.keep_largest()
         host = self._host or Host(applied_steps=lambda: self._counted)
         self.division = PendingDivision(
@@ -169,7 +177,7 @@ class LossScaleEngine(tf.Module):
 
     def _count_steps(self) -> None:
         """Begins to count applied steps. Checkpoints hold all that this engine has."""
-        self.division.mistakes.kind = type(self).__name__
+        self.division.warnings.optimizer_class = type(self).__name__
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
@@ -177,7 +185,7 @@ class LossScaleEngine(tf.Module):
             self._track_trackable(variable, name)
 
     def _usable(self, loss_scale: Any) -> LossScale:
-        usable = serialization.get(loss_scale)
+        usable = serialization.get_checked(loss_scale, self.guard)
         if usable is None:
             raise TypeError(
                 "`loss_scale` must not be None. To train without a loss scale, use the "
@@ -220,11 +228,13 @@ class LossScaleEngine(tf.Module):
 
     def _options(self) -> Dict[str, Any]:
         """Returns the arguments that are set, of those that most programs leave out."""
-        dtype = self.communication_dtype
-        options = {} if dtype is None else {"communication_dtype": dtype}
-        if self.guard is not None:
-            options["guard"] = self.guard
-        return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
+        options = {
+            "communication_dtype": self.communication_dtype,
+            "guard": self.guard,
+            "gather": self.gather,
+            "nonfinite_loss": "skip" if self.skips_losses else None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def _state_variables(self) -> List[Variable]:
         """Returns the variables of the loss scale, then those of the guard."""
@@ -316,6 +326,7 @@ class LossScaleEngine(tf.Module):
         """
         if self._is_replaced:
             self._refuse()
+        replicas.refuse_mesh(variables)
         check_shapes(grads, variables)
         bundle = self.division.resolve(grads, variables)
         if check is not NO_CHECK:
@@ -328,6 +339,10 @@ class LossScaleEngine(tf.Module):
             bundle = summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)
+        if self.gather is not None:
+            reduction = Workers(self.gather)
+        elif self.skips_losses:
+            refuse_own_losses()
         entry = self.record.entry_of(variables, self.loss_scale, self.guard)
         mine = self.loss_scale, self.guard, self.ignored_losses, self.division
         step = Step(*mine, reduction, entry)
@@ -339,6 +354,7 @@ class LossScaleEngine(tf.Module):
         Otherwise the first step does the same, and a `tf.function` around that step is
         traced twice.
         """
+        replicas.refuse_mesh(variables)
         self.division.uses.kinds.note_variables(variables)
         self.record.entry_of(variables, self.loss_scale, self.guard)
 

@@ -202,8 +202,8 @@ class Keras2Base(LossScaleOptimizer):
 
     def build(self, var_list: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
+        self._engine.build(list(var_list))  # refuses some, before anything exists
         self._dialect.build(self.inner_optimizer, list(var_list))
-        self._engine.build(list(var_list))
 
     def _apply_pairs(self, grads_and_vars: Any, second: Any, aggregates: bool) -> Any:
         """Applies pairs, or skips them. `aggregates` tells whether to sum them.

@@ -92,7 +92,7 @@ def as_ours(passed: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
     theirs = {n: value for n, value in theirs.items() if value is not None}
     for other, value in passed.items():
         if other not in _WITHOUT_MEANING:
-            ours = ("nonfinite_loss", "communication_dtype", "guard")
+            ours = ("nonfinite_loss", "communication_dtype", "guard", "gather")
             names = (*_OURS[:2], *OF_THE_SCALE, *ours)
             raise TypeError(
                 f"`{other}` must be one of LossScaleOptimizer's arguments, "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import tensorflow as tf
 
+from lossscale import arguments
 from lossscale.gradients import arithmetic
-from lossscale.gradients.arithmetic import bounded, multiply
+from lossscale.gradients.arithmetic import multiply
 from lossscale.gradients.bundle import (
     Bundle,
     check_as_applied,
+    largest_before_clipping,
     magnitudes_of_rows,
     may_have_duplicates,
     row_sums_stay_finite,
@@ -24,8 +27,10 @@ from lossscale.gradients.check import (
     sum_stays_finite,
     worst_of_each,
 )
+from lossscale.optimizer.record import worst_numbers
 from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import Flag, Grad, Scalar, Tensor
+from lossscale.runtime.control import either
 from lossscale.scales.base import LossScale
 
 
@@ -49,6 +54,54 @@ class EqualReplicas:
         """
         bad = replicas.call_for_each_replica(_bad_losses, bundle)
         return replicas.all_reduce_sum(bad) > 0.0
+
+
+class Workers(EqualReplicas):
+    """Workers that `tf.distribute` does not know: each sends a vector to all others.
+
+    It holds whether the worker's gradients are finite, their greatest magnitude, and,
+    if they are not finite, the worst number of each and of its losses. If workers
+    differ in these numbers, they had not summed their gradients before: then a worker
+    with a finite loss overflowed by itself, and no bad loss of another is at fault.
+    """
+
+    def __init__(self, gather: Callable[[Tensor], Tensor]) -> None:
+        if not callable(gather):
+            got = arguments.typed(gather)
+            raise TypeError(f"`gather` must be a function, got {got}. Write {_GATHER}.")
+        if replicas.count() > 1 or replicas.train_apart():
+            raise ValueError(
+                "`gather` must be None under a strategy of several replicas, which "
+                f"knows them, got {arguments.shown(gather)}. Leave it out."
+            )
+        self._gather = gather
+
+    def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
+        checked = check_as_applied(bundle)
+        is_finite, largest = checked.check.exact(), checked.check.largest
+        no_worst, worst = no_faults(checked.count + 1), partial(worst_numbers, checked)
+        worst = either(is_finite, lambda: no_worst, worst)
+        number = 0.0 if largest is None else arithmetic.bounded(is_finite, largest)
+        sent = tf.concat([[tf.cast(is_finite, tf.float32), number], worst], 0)
+        of_all, shape = tf.convert_to_tensor(self._gather(sent)), [None, *sent.shape]
+        if of_all.dtype != sent.dtype or not of_all.shape.is_compatible_with(shape):
+            raise ValueError(
+                f"`gather` must return float32 of shape {shape}, a row of each worker, "
+                f"got {of_all.dtype.name} of shape {of_all.shape}. Write {_GATHER}."
+            )
+        of_all = tf.ensure_shape(of_all, shape)
+        are_bad, faults, losses = of_all[:, 0] < 1.0, of_all[:, 2:-1], of_all[:, -1]
+        kinds = tf.stack([tf.math.is_nan(faults), tf.math.is_inf(faults)])
+        differ = tf.reduce_any(tf.not_equal(kinds, kinds[:, :1]))
+        overflowed = tf.reduce_any(tf.logical_and(are_bad, tf.math.is_finite(losses)))
+        self._none_overflowed = tf.logical_not(tf.logical_and(overflowed, differ))
+        all_finite = tf.logical_not(tf.reduce_any(are_bad))
+        largest = None if largest is None else tf.reduce_max(of_all[:, 1])
+        check = Check(all_finite, None, lambda: tf.reduce_sum(faults, 0), largest)
+        return checked.but(check=check, losses=[losses]), all_finite
+
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        return tf.logical_and(super().loss_is_at_fault(bundle), self._none_overflowed)
 
 
 class SeveralReplicas:
@@ -154,7 +207,19 @@ def _bad_losses(bundle: Bundle) -> Tensor:
     return tf.cast(bundle.has_bad_loss(), tf.float32)
 
 
-Reduction = Union[EqualReplicas, SeveralReplicas]
+Reduction = Union[EqualReplicas, Workers, SeveralReplicas]
+#: What `gather` is with Horovod, for errors.
+_GATHER = "gather=lambda x: hvd.allgather(x[tf.newaxis])"
+
+
+def refuse_own_losses() -> None:
+    """Raises if each of several workers of Horovod would decide from its own losses."""
+    horovod: Any = sys.modules.get("horovod.tensorflow")
+    if horovod and horovod.is_initialized() and horovod.size() > 1:
+        raise ValueError(
+            "`nonfinite_loss` must be 'backoff' if Horovod's workers cannot agree, got "
+            f"'skip'. Pass {_GATHER}, or set it as optimizer.engine.gather."
+        )
 
 
 def refuse_dtype(dtype: str) -> None:
@@ -191,16 +256,16 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
         for by in bundle.divisors
     ]
     sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
-    check = bundle.check.without_gradients(bundle.count)
+    check, largest = bundle.check.without_gradients(bundle.count), None
+    if loss_scale.last_largest is not None:  # of each replica, not of the sum
+        largest = replicas.greatest(largest_before_clipping(bundle))
     if check.checks_nothing:
-        sums, check = replicas.all_reduce_sums(sent), NO_CHECK
+        sums, check = replicas.all_reduce_sums(sent), NO_CHECK._replace(largest=largest)
     else:
-        is_finite, largest = check.exact(), check.largest
+        is_finite = check.exact()
         of_gradients = next(grad.dtype for grad in sent if grad is not None)
         is_bad = tf.cast(tf.logical_not(is_finite), of_gradients)
         *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
-        if largest is not None:
-            largest = replicas.greatest(bounded(is_finite, largest))
         # A replica at fault tells which of its gradients were, the others tell none.
         worst = partial(check.worst_of, bundle.count)
         check = Check(tf.equal(bad, 0), None, worst, largest)
@@ -209,7 +274,13 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
         None if grad is None else tf.cast(total, grad.dtype) for total, grad in both
     ]
     divisors = [by if f is None else scale for by, f in zip(bundle.divisors, factors)]
-    return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
+    return bundle.but(
+        grads=grads,
+        divisors=divisors,
+        check=check,
+        is_checked=False,
+        is_measured=[largest is not None] * len(grads),
+    )
 
 
 def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:

@@ -136,11 +136,23 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
             'float32 or under "mixed_bfloat16".'
         )
+    refuse_own_accumulation(inner_optimizer)
     factor = getattr(inner_optimizer, "loss_scale_factor", None)  # Keras 3 has one
     if factor is not None:
         raise ValueError(
             "`inner_optimizer` must not scale the loss too, got one with "
             f"loss_scale_factor={factor!r}. Pass loss_scale={factor!r} instead."
+        )
+
+
+def refuse_own_accumulation(optimizer: Any) -> None:
+    """Raises if Horovod's optimizer would add up gradients of several loss scales."""
+    helper = getattr(optimizer, "_agg_helper", None)  # not public: Horovod 0.28.1
+    if helper is not None:
+        raise ValueError(
+            "`backward_passes_per_step` must be 1 in Horovod's optimizer, got "
+            f"{helper.backward_passes_per_step!r}. Add unscaled gradients of several "
+            "batches up in your loop, then let Horovod sum them."
         )
 
 

@@ -9,7 +9,7 @@ docstring names one.
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, Hashable, List
+from typing import Any, Callable, Dict, Hashable, Iterable, List
 
 import tensorflow as tf
 
@@ -59,6 +59,15 @@ def train_apart() -> bool:
     spaces = (tf.distribute, tf.distribute.experimental, of_v1)
     classes = tuple(getattr(space, "ParameterServerStrategy", ()) for space in spaces)
     return isinstance(tf.distribute.get_strategy(), classes)
+
+
+def refuse_mesh(variables: Iterable[Variable]) -> None:
+    """Raises if a variable lies on a mesh of DTensor, where counters would be wrong."""
+    if any(getattr(variable, "layout", None) is not None for variable in variables):
+        raise ValueError(
+            "`variables` must not lie on a DTensor mesh, got one that does. Use "
+            "tf.distribute, or Keras 2's own LossScaleOptimizer."
+        )
 
 
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
@@ -181,6 +190,10 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
     """
     if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
         return function(*args)
+    if count() == 1 and train_apart():
+        # Nobody to meet. This context can be left in a branch, as Keras 3 does.
+        with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0):
+            return function(*args)
     # Keras calls the same private function. TensorFlow 2.4 does not have it, and has no
     # strategy that can do without merge_call.
     internal, name = tf.__internal__.distribute, "strategy_supports_no_merge_call"

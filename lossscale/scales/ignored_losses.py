@@ -56,9 +56,10 @@ def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
 
 
 def count_ignored_steps(loss_scale: LossScale) -> None:
-    """Has a loss scale count ignored bad steps. Called in the strategy's scope."""
+    """Has a loss scale count ignored bad steps."""
     if loss_scale.ignored_loss_steps is None:
-        counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
+        with loss_scale._scope():
+            counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
         loss_scale._track_trackable(counted, IGNORED_STEPS)
         loss_scale.ignored_loss_steps = counted
 

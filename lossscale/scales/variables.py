@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Variable
+from lossscale.runtime.saved_models import OnlyInSavedModels
 
 #: Says what to do with what 3.1.0 has written of a loss scale that held another one.
 HELD_ANOTHER = """\
@@ -23,12 +25,14 @@ compile=False) and tf.train.Checkpoint(model=model) do, and go on with
 """
 
 
-class HasVariables(tf.Module, metaclass=abc.ABCMeta):
+class HasVariables(OnlyInSavedModels, metaclass=abc.ABCMeta):
     """An object with variables that checkpoints hold, and arguments that configs hold.
 
     Its constructor sets `_unsaved` when it has made the variables of every such object.
     """
 
+    #: What programs and errors call such an object.
+    _called: str = "loss_scale"
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
     #: How a constructor calls that of its base, for an error.
@@ -63,7 +67,7 @@ class HasVariables(tf.Module, metaclass=abc.ABCMeta):
         if isinstance(held, tf.Variable) and is_value and not hasattr(value, "assign"):
             raise AttributeError(
                 f"`{name}` must be set by its method `assign`, got {shown(value)} for "
-                f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
+                f"the attribute. Write {self._called}.{name}.assign({shown(value)})."
             )
         super().__setattr__(name, value)
 
@@ -75,6 +79,10 @@ class HasVariables(tf.Module, metaclass=abc.ABCMeta):
         variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
+
+    def _kept(self) -> Dict[str, Variable]:
+        unsaved = vars(self._unsaved).items()
+        return {name: value for name, value in unsaved if hasattr(value, "assign")}
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds

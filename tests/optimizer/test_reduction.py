@@ -1,13 +1,26 @@
-"""`step`: what replicas know together, also of more replicas than are here."""
+"""`reduction`: what replicas and workers know together, also more than are here."""
 
 from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import compiled
 from strategies import last_replica_gets
+from trained import ByEngine
 
-from lossscale import FixedLossScale
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    HeadroomLossScale,
+    LossScaleEngine,
+    LossScaleOptimizer,
+    SpikeGuard,
+)
 from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import Check
 from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
@@ -71,3 +84,131 @@ def test_equal_rows_are_small_if_they_are_so_on_four_replicas(
     bundle = Bundle(FixedLossScale(1.0), [rows], [None])
     _, contribution = SeveralReplicas(are_added=True).check(bundle)
     assert float(contribution) == (0.0 if is_small else 1.0)
+
+
+# Workers that tf.distribute does not know
+
+
+def threads_that_meet(count=2):
+    """Returns a `gather` for each of several threads, which wait for each other."""
+    rows, barrier = [None] * count, threading.Barrier(count)
+
+    def gather_of(rank):
+        def meet(row):
+            rows[rank] = row
+            barrier.wait(60)
+            together = np.stack(rows)
+            barrier.wait(60)
+            return together
+
+        return lambda row: tf.numpy_function(meet, [row], tf.float32)
+
+    return [gather_of(rank) for rank in range(count)]
+
+
+GOOD, NAN, HUGE = [0.5, 1.0], [np.nan, 1.0], [1e38, 1.0]  # HUGE overflows when scaled
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "state", "loss"),
+    [
+        ({}, [(GOOD, GOOD), (GOOD, HUGE)], [32.0, 1, 1], None),
+        ({"nonfinite_loss": "skip"}, [(GOOD, GOOD), (GOOD, NAN)], [64.0, 1, 1], "nan"),
+        ({"nonfinite_loss": "skip"}, [(NAN, GOOD), (NAN, HUGE)], [32.0, 2, 0], "nan"),
+        ({"nonfinite_loss": "skip"}, [(NAN, NAN), (HUGE, GOOD)], [32.0, 2, 0], None),
+        ({"guard": SpikeGuard(window=2)}, [(GOOD, GOOD)] * 3, [64.0, 0, 3], None),
+    ],
+    ids=["overflow", "bad loss", "both", "one, then the other", "guarded"],
+)
+def test_workers_decide_alike(options, steps, state, loss):
+    """Each by itself would skip, or count, other steps than the other one."""
+
+    def train(rank, gather):
+        own = {**options, "guard": copy.deepcopy(options.get("guard"))}
+        ours = ByEngine(DynamicLossScale(64.0), gather=gather, **own)
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                scaled = ours.scale(tf.reduce_sum(ours.weight * x))
+            ours.apply(ours.unscale(tape.gradient(scaled, [ours.weight])))
+
+        for both in steps:
+            step(tf.constant(both[rank]))
+        faults = [fault.kind for fault in ours.engine.nonfinite_gradients()]
+        return ours.state(), ours.engine.nonfinite_loss(), faults
+
+    gathers = threads_that_meet()
+    with ThreadPoolExecutor(len(gathers)) as pool:
+        one, other = pool.map(train, range(len(gathers)), gathers)
+    assert one == other
+    assert (one[0][1], one[1]) == (state, loss)
+    assert len(one[2]) == min(state[1], 1)
+
+
+def test_the_greatest_gradient_of_all_workers_counts():
+    def train(rank, gather):
+        scale = HeadroomLossScale(2.0**10)
+        ours = ByEngine(scale, gather=gather)
+        ours.apply([ours.scale(tf.constant([1.0, 2.0 + rank]))])
+        return float(scale.last_largest.numpy())
+
+    gathers = threads_that_meet()
+    with ThreadPoolExecutor(len(gathers)) as pool:
+        assert list(pool.map(train, range(len(gathers)), gathers)) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("wrong", [tf.identity, lambda row: tf.cast([row], "float64")])
+def test_a_gather_of_the_wrong_shape_or_dtype_changes_nothing(wrong, mode):
+    ours = ByEngine(DynamicLossScale(64.0), gather=wrong)
+    step = lambda: ours.apply([ours.scale(tf.constant([np.inf, 1.0]))])  # noqa: E731
+    with pytest.raises(ValueError, match=r"must return float32 of shape \[None, 4\]"):
+        compiled(step, mode)()
+    assert ours.state() == ([1.0, 2.0], [64.0, 0.0, 0.0])
+
+
+def test_a_gather_that_cannot_be_is_refused(mirrored):
+    with pytest.raises(TypeError, match=r"`gather` must be a function, got 3 of type"):
+        LossScaleEngine(gather=3)
+    gather = lambda row: row[tf.newaxis]  # noqa: E731
+    with mirrored.scope(), pytest.raises(ValueError, match="None under a strategy of"):
+        LossScaleEngine(gather=gather)
+    ours = ByEngine(DynamicLossScale(64.0), gather=gather)
+    with pytest.raises(ValueError, match="None under a strategy of several"):
+        mirrored.run(lambda: ours.apply([ours.scale(tf.ones([2]))]))
+    assert ours.state() == ([1.0, 2.0], [64.0, 0.0, 0.0])
+
+
+def test_copies_keep_the_gather_and_no_config_has_it(family):
+    gather = lambda row: row[tf.newaxis]  # noqa: E731
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), 8.0, gather=gather)
+    assert "gather" not in optimizer.get_config()
+    if family.name == "keras3":  # the optimizers of Keras 2 cannot be copied
+        assert copy.deepcopy(optimizer).engine.gather is gather
+    again = LossScaleOptimizer.from_config(optimizer.get_config())
+    assert again.engine.gather is None
+    assert optimizer.with_loss_scale("dynamic").engine.gather is gather
+
+
+def test_a_variable_on_a_mesh_is_refused(family):
+    dtensor = getattr(tf.experimental, "dtensor", None)
+    if dtensor is None or not hasattr(dtensor, "create_mesh"):
+        pytest.skip("this TensorFlow has no DTensor")
+    mesh = dtensor.create_mesh([("batch", 2)], devices=["CPU:0", "CPU:1"])
+    layout = dtensor.Layout.replicated(mesh, rank=1)
+    zeros = dtensor.call_with_layout(tf.zeros, layout, [2])
+    variable, engine = dtensor.DVariable(zeros), LossScaleEngine()
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0))
+    attempts = [
+        lambda: engine.build([variable]),
+        lambda: engine.apply([tf.ones([2])], [variable], pytest.fail),
+    ]
+    if family.name != "keras3":  # it trains its own variables
+        attempts.append(lambda: optimizer.build([variable]))
+        attempts.append(lambda: optimizer.apply_gradients([(tf.ones([2]), variable)]))
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="must not lie on a DTensor mesh"):
+            attempt()
+    assert int(engine.applied_steps.numpy()) == 0
+    assert engine.loss_scale.skipped_steps.numpy() == 0

@@ -10,14 +10,14 @@ import pytest
 import tensorflow as tf
 
 from lossscale import LossScaleWarning
-from lossscale.provenance import mistakes
+from lossscale.provenance import warnings
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 
 KERAS3 = sys.modules.get("lossscale.optimizer.keras3")  # where there is a Keras 3
 TEXTS = {
     name: text
-    for module in filter(None, (mistakes, KERAS3))
+    for module in filter(None, (warnings, KERAS3))
     for name, text in vars(module).items()
     if name.isupper() and isinstance(text, str) and len(text) > 80
 }

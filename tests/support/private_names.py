@@ -14,6 +14,11 @@ PRIVATE_NAMES = (
         "the state of the step decides; reports cannot say where an infinity came from",
     ),
     (
+        "_gradient_function and imperative_grad, names on Python's stack",
+        "derivatives.py",
+        "reports take a fault on the way back for one of the forward pass",
+    ),
+    (
         "context.get_function_def, function_def_to_graph",
         "graphs.py",
         "the state of the step decides",

@@ -42,18 +42,19 @@ def printed(*command, cwd=None, **environment):
 
 
 @contextmanager
-def started(commands, folder, seconds, **environment):
+def started(commands, folder, seconds, environments=None):
     """Starts Pythons with these arguments, and yields their processes.
 
-    They end, with all that they have started, when this context does, or after so many
-    seconds: then the test fails. What they write to stderr is kept in `folder`.
+    `environments` holds variables of each. They end, with all that they have started,
+    when this context does, or after so many seconds: then the test fails. What they
+    write to stderr is kept in `folder`.
     """
-    processes = []
-    for number, command in enumerate(commands):
+    processes, environments = [], environments or [{}] * len(commands)
+    for number, (command, own) in enumerate(zip(commands, environments)):
         with (folder / f"{number}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *map(str, command)],
-                env={**os.environ, **environment},
+                env={**os.environ, **own},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

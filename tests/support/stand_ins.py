@@ -1,8 +1,4 @@
-"""What the pages call of systems that need not be installed, with one worker each.
-
-Horovod as 0.28.1 is: gradients are added up where an optimizer computes them, and in
-its tape's `gradient`. Of one worker the sum is what it has.
-"""
+"""What the pages call of systems that need not be installed."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ import contextlib
 import importlib.util
 import sys
 from types import ModuleType
-
-import tensorflow as tf
 
 
 def install():
@@ -25,11 +19,6 @@ def install():
             vars(sys.modules[name]).update(names)
             if above:
                 setattr(sys.modules[above], last, sys.modules[name])
-
-
-def nothing(*args, **kwargs):
-    """Does nothing."""
-    del args, kwargs
 
 
 def begun(mode):
@@ -54,55 +43,8 @@ def tracker(**settings):
     return Tracker()
 
 
-def allreduce(tensor):
-    """Returns the mean over all workers."""
-    return tf.identity(tensor)
-
-
-class DistributedGradientTape:
-    """Adds up what a tape computes. Horovod asks for variables of TensorFlow."""
-
-    def __init__(self, tape):
-        self._tape = tape
-
-    def gradient(self, target, sources):
-        """Returns the mean gradients over all workers."""
-        for source in sources:
-            source.ref()  # which Horovod calls, and Keras 3's variables do not have
-        return [allreduce(grad) for grad in self._tape.gradient(target, sources)]
-
-
-def DistributedOptimizer(optimizer):  # noqa: N802 - Horovod's name
-    """Returns the optimizer as one that adds up where it computes gradients.
-
-    As Horovod's: a class that is made here, of the optimizer's own, from its config.
-    """
-    base = type(optimizer)
-
-    def adding_up(name):
-        def compute(self, *args, **kwargs):
-            pairs = getattr(base, name)(self, *args, **kwargs)
-            return [(allreduce(grad), variable) for grad, variable in pairs]
-
-        return compute
-
-    # Legacy optimizers have the first, new ones the second.
-    names = ["_compute_gradients", "compute_gradients"]
-    methods = {name: adding_up(name) for name in names if hasattr(base, name)}
-    return type(base.__name__, (base,), methods).from_config(optimizer.get_config())
-
-
 #: Module -> its names, each module behind the one that it is in.
 MODULES = {
-    "horovod": {},
-    "horovod.tensorflow": {
-        "DistributedGradientTape": DistributedGradientTape,
-        "init": nothing,
-    },
-    "horovod.tensorflow.keras": {
-        "DistributedOptimizer": DistributedOptimizer,
-        "init": nothing,
-    },
     "wandb": {"init": begun},
     "wandb.integration": {},
     "wandb.integration.keras": {"WandbMetricsLogger": tracker},

@@ -1,12 +1,16 @@
-"""Warns of a program's likely mistakes, of each once. No step depends on it."""
+"""What optimizers warn of: a program that probably does not mean what it does.
+
+Each warning is given once. No step depends on it.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Dict, List, Optional, Set
+import weakref
+from typing import Dict, List, Optional, Set, Union
 
 from lossscale.provenance import kinds
-from lossscale.provenance.kinds import SCALED, UNKNOWN, Kind
+from lossscale.provenance.kinds import SCALED, UNKNOWN, UNSCALED, Kind
+from lossscale.provenance.origins import Origins
 from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Op, Tensor, Variable
 from lossscale.runtime.graphs import captured_by
@@ -24,14 +28,17 @@ are lost. Add the two lines marked below to your training step:
     optimizer.apply_gradients(zip(grads, variables))
 """
 _CHANGED = """\
-While these gradients were still scaled, they were bounded, compared with a number, \
-passed through a function or mixed with unscaled ones, which is right for unscaled \
-gradients only. They are now divided by the loss scale. If a library clips them, as \
-TF-Agents does with `gradient_clipping`, turn its clipping off, and let the inner \
-optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own unscale the gradients \
-first, then change them:
+While these gradients or their loss were still scaled, a number such as a penalty was \
+added to them, or they were bounded, compared with a number, passed through a function \
+or mixed with unscaled values. That is right only for what is not scaled. They are now \
+divided by the loss scale. Add a penalty to the loss before you scale it. If a library \
+clips, as TF-Agents does with `gradient_clipping`, turn its clipping off, and let the \
+inner optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own unscale the \
+gradients first, then change them:
 
-    grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
+    scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
+    grads = tape.gradient(scaled_loss, variables)
+    grads = optimizer.get_unscaled_gradients(grads)        # before they are changed
     grads, _ = tf.clip_by_global_norm(grads, 1.0)
     optimizer.apply_gradients(zip(grads, variables))
 """
@@ -59,41 +66,49 @@ _TERM = 1000
 
 
 class Reads:
-    """How a program used a loss scale S, by which it may divide gradients itself."""
+    """How a program has read a loss scale S, by which it may divide gradients itself.
+
+    ```
+    since                          a read as a tensor divides     a read as a number
+    scale_loss                     perhaps                        divides, perhaps
+    a step, or the beginning       not the first: it may          only after that first
+                                   multiply a loss                read as a tensor
+    gradients were unscaled        no: S is logged                no
+    ```
+    """
 
     def __init__(self) -> None:
         self.ever_unscaled = False
+        #: How many gradients `LossScale.unscale` returned that no step has applied.
+        self.unscaled_count = 0
+        #: The warnings of all optimizers that share S.
+        self.of_optimizers: weakref.WeakSet[Warnings] = weakref.WeakSet()
         #: Whether a graph adds a term that depends on weights to what is scaled. None:
         #: not looked for any more, since that was warned of, or since S was read as a
         #: number, by which the term may have been multiplied.
         self.adds_a_term: Optional[bool] = False
-        self._begin(harmless=1.0)
+        self._begin(-1)
 
-    def _begin(self, harmless: float) -> None:
-        #: How many reads of S as a tensor divide no gradients, and how often S was read
-        #: since, as a tensor and as a number.
-        self.harmless, self.tensors, self.numbers = harmless, 0, 0
+    def _begin(self, tensors: float) -> None:
+        #: How many reads of S as a tensor, and as a number, may have divided gradients.
+        self.tensors, self.numbers = tensors, 0
 
     def loss_scaled(self) -> None:
-        self._begin(harmless=0.0)
+        self._begin(0)
 
     def unscaled(self) -> None:
-        """All gradients since the last loss are divided: what reads S now logs it."""
         self.ever_unscaled = True
-        self._begin(harmless=math.inf)
+        self._begin(float("-inf"))
 
     def stepped(self) -> None:
-        """A step was made. Without `scale_loss` the next read may scale the loss."""
-        self._begin(min(self.harmless, 1.0))
+        self._begin(-1)
 
     def read(self) -> None:
         """S was read as a tensor."""
         self.tensors += 1
-        if self.harmless:  # a loss may be multiplied by this tensor only now
-            self.numbers = 0
 
     def read_as_number(self) -> None:
-        self.numbers += 1
+        self.numbers += self.tensors >= 0
         self.adds_a_term = None
 
     def note_operation(self, op: Op, kind_of: Dict[int, Optional[Kind]]) -> None:
@@ -105,37 +120,41 @@ class Reads:
             self.adds_a_term = SCALED in names and any(depend)
 
 
-class Mistakes:
-    """The likely mistakes of a program with one optimizer."""
+class Warnings:
+    """The warnings of one optimizer.
+
+    Attributes:
+      optimizer_class: The name of the optimizer's class.
+      has_own: Whether the optimizer ever had a loss of its own.
+      is_unclear: Whether somebody else may have unscaled its gradients: another
+        optimizer, if this one never had a loss of its own, or the loss scale itself,
+        while gradients of several optimizers waited to be applied.
+      unscaled_count: How many gradients it has unscaled since its last step.
+    """
 
     def __init__(self, loss_scale: LossScale, reads: Reads, is_silent: bool) -> None:
         self._loss_scale, self._reads, self._is_silent = loss_scale, reads, is_silent
-        self._warned: Set[str] = set()
-        #: The class of the optimizer, for its warnings.
-        self.kind = "LossScaleOptimizer"
-        #: Whether the optimizer ever had a loss of its own, and whether gradients that
-        #: may be its own were unscaled without it.
-        self.has_own, self._is_unclear = False, reads.ever_unscaled
+        self._given: Set[str] = set()
+        self.optimizer_class = "LossScaleOptimizer"
+        self.has_own, self.is_unclear = False, reads.ever_unscaled
+        self.unscaled_count = 0
+        reads.of_optimizers.add(self)
 
     def owner_known(self, is_own: bool) -> None:
         """It is known whose gradients wait now: its own loss's if `is_own`."""
-        self.has_own, self._is_unclear = self.has_own or is_own, False
-
-    def unscaled_elsewhere(self, whose_is_unknown: bool = False) -> None:
-        """Another caller unscaled gradients, perhaps those of this optimizer."""
-        self._is_unclear = self._is_unclear or whose_is_unknown or not self.has_own
+        self.has_own, self.is_unclear = self.has_own or is_own, False
 
     def warn(
-        self, names: Set[str], variables: List[Variable], is_divided: bool
+        self, origins: Origins, variables: List[Variable], is_divided: bool
     ) -> None:
-        """Warns of each mistake once, at a step that trains `variables`.
+        """Warns at a step that trains `variables` with gradients of these origins.
 
         `is_divided`: whether gradients of unknown kind are there, and are divided.
         """
-        reads, messages = self._reads, []
+        reads, names, messages = self._reads, origins.names, []
         if not self._loss_scale._was_used:
             messages.append(_NEVER_SCALED)
-        was_read = is_divided and (reads.tensors > reads.harmless or self._is_unclear)
+        was_read = is_divided and (reads.tensors > 0 or self.is_unclear)
         if names & {kinds.CHANGED, kinds.SQUARED, kinds.INVERSE}:
             messages.append(_CHANGED)
         elif was_read or (reads.numbers and (is_divided or SCALED in names)):
@@ -144,13 +163,23 @@ class Mistakes:
             messages.append(_ADDED)
             reads.adds_a_term = None
         reads.stepped()
+        self._note_applied(origins)
         for message in messages:
-            if not self._is_silent and message not in self._warned:
-                self._warned.add(message)
+            if not self._is_silent and message not in self._given:
+                self._given.add(message)
                 # Python shows equal warnings of one line once, and the names differ.
                 name = next(map(keras_versions.variable_name, variables), "")
                 others = " and others" if len(variables) > 1 else ""
-                warn(f"{self.kind} for {name!r}{others}: {message}")
+                warn(f"{self.optimizer_class} for {name!r}{others}: {message}")
+
+    def _note_applied(self, origins: Origins) -> None:
+        """If all that was unscaled is applied here, others' gradients are scaled."""
+        is_by_scale = origins.names == {UNSCALED} and not origins.lists
+        by: Union[Reads, Warnings] = self._reads if is_by_scale else self
+        if 0 < by.unscaled_count <= origins.count:
+            for each in list(self._reads.of_optimizers):
+                each.is_unclear = False
+        by.unscaled_count = 0
 
 
 def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:
