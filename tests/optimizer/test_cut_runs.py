@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from exact import of_loss
 from models import inner_variables, variable_of
-from routes import ROUTES, backup_and_restore, there
+from routes import ROUTES, there
 
 from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer, SpikeGuard
 from lossscale.optimizer.pending import StepState
@@ -93,51 +93,6 @@ def test_a_run_that_is_cut_is_the_run(family, tmp_path, route):
     for number in cuts:
         other = route.read(family, tmp_path / str(number), used)
         assert take(other, RUN[number:]) == whole[number:], number
-
-
-@pytest.mark.slow
-def test_a_run_that_is_cut_goes_on_with_backup_and_restore(family, tmp_path):
-    """Each step is an epoch of `fit`."""
-
-    class Stop(family.keras.callbacks.Callback):
-        def __init__(self, before):
-            super().__init__()
-            self.before, self.seen = before, []
-
-        def on_epoch_begin(self, epoch, logs=None):
-            del logs
-            if epoch == self.before:
-                raise InterruptedError
-
-        def on_epoch_end(self, epoch, logs=None):
-            del epoch, logs
-            self.seen.append(state(self.model))
-
-    def letters(run):
-        for letter in run:
-            yield np.full([1, 1], INPUTS[letter], np.float32), np.zeros([1, 1])
-
-    def fit(model, first, *callbacks):
-        data = tf.data.Dataset.from_generator(
-            lambda: letters(RUN[first:]),
-            output_types=(tf.float32, tf.float32),
-            output_shapes=([1, 1], [1, 1]),
-        )
-        model.fit(
-            data, epochs=25, steps_per_epoch=1, verbose=0, callbacks=list(callbacks)
-        )
-
-    def backup(number):
-        return backup_and_restore(family, tmp_path / f"backup{number}")
-
-    whole = Stop(None)
-    fit(make(family), 0, whole)
-    for cut in (1, 9, 14, 20):
-        with pytest.raises(InterruptedError):
-            fit(make(family), 0, backup(cut), Stop(cut))
-        resumed = Stop(None)
-        fit(make(family), cut, backup(cut), resumed)
-        assert resumed.seen == whole.seen[cut:], cut
 
 
 def gradients(scale, letter):

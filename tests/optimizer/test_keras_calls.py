@@ -8,7 +8,6 @@ import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
-from limits import skip_without
 from models import (
     assert_same,
     data,
@@ -17,10 +16,8 @@ from models import (
     variable_of,
     whole_state,
 )
-from strategies import assert_bit_equal
 
 from lossscale import DynamicLossScale, LossScaleOptimizer, LossScaleWarning
-from lossscale.runtime import keras_versions
 
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
@@ -167,21 +164,6 @@ class TestAnH5File:
             0.0,
             0.25,
         ]
-
-    @pytest.mark.slow
-    def test_on_two_replicas(self, family, saved, mirrored):
-        skip_without("fit over replicas", family)
-        model, path = saved
-        with mirrored.scope():
-            other = family.keras.models.load_model(path)
-            other.optimizer.build(other.trainable_variables)
-        assert_same(whole_state(other), whole_state(model))
-        inner = other.optimizer.inner_optimizer.variables
-        assert_bit_equal(mirrored, [keras_versions.tensor_of(v) for v in inner])
-        x, y = data(np.random.default_rng(2))
-        x[-1] = np.inf  # on the last replica
-        other.fit(x, y, **QUIET)
-        assert other.optimizer.loss_scale.skipped_steps.numpy() == 2
 
 
 @pytest.mark.parametrize(

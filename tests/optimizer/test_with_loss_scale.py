@@ -9,14 +9,12 @@ from exact import START, S, Trained, heard, warned
 from limits import skip_without
 from models import (
     assert_same,
-    checkpoint_of,
     compiled,
     compiled_by,
     data,
     regression,
     scale_state,
     training_state,
-    whole_state,
     with_infinity,
 )
 from strategies import agreed, last_replica_gets
@@ -298,40 +296,6 @@ def test_on_two_replicas_outside_of_the_scope(family, mirrored, mode, dtype):
     assert len(trained.optimizer.nonfinite_gradients()) == 1
 
 
-# Files: checkpoints before and after, and those of a Keras.
-
-
-def fitted(family, rng):
-    x, y = data(rng, 16)
-    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
-    model = regression(family, optimizer, run_eagerly=True)
-    model.train_on_batch(x, y)
-    return model, x, y
-
-
-def compiled_with(model, loss_scale):
-    new = model.optimizer.with_loss_scale(loss_scale)
-    model.compile(new, "mse", run_eagerly=True)
-    return model
-
-
-def test_a_checkpoint_of_it_is_whole(family, rng, tmp_path):
-    model, x, y = fitted(family, rng)
-    compiled_with(model, HeadroomLossScale(64.0))
-    model.train_on_batch(with_infinity(x), y)
-    model.train_on_batch(x, y)
-    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-    fresh = LossScaleOptimizer(family.optimizers.Adam(0.05), HeadroomLossScale())
-    again = compiled_with(fitted(family, rng)[0], HeadroomLossScale())
-    for other in (regression(family, fresh, run_eagerly=True), again):
-        status = checkpoint_of(other).read(path)
-        assert scale_state(other.optimizer) == scale_state(model.optimizer)
-        other.train_on_batch(x, y)
-        status.assert_consumed()
-    model.train_on_batch(x, y)
-    assert_same(whole_state(model), whole_state(again))
-
-
 # What is refused changes nothing: the old one goes on.
 
 
@@ -353,14 +317,6 @@ def test_what_is_no_loss_scale(trained, loss_scale, error, message):
     assert trained.subtracted() == 1.0
     with pytest.raises(ValueError, match=r"twice.*optimizer\.with_loss_scale"):
         LossScaleOptimizer(trained.optimizer.inner_optimizer)
-
-
-def test_one_that_checks_no_sum_of_float16(family):
-    optimizer = LossScaleOptimizer(
-        family.optimizers.SGD(1.0), communication_dtype="float16"
-    )
-    with pytest.raises(ValueError, match="communication_dtype"):
-        optimizer.with_loss_scale(8.0)
 
 
 def test_in_a_graph(trained):
