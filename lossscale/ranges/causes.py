@@ -79,26 +79,17 @@ _ZEROS, _NEGATIVES, _WHATEVER = "zeros", "negative numbers", ""
 
 
 class Cause(NamedTuple):
-    """One row of the table: what kills a value, and what helps.
+    """One row of the table: what kills a value, and what helps."""
 
-    Attributes:
-      operations: The types of TensorFlow's operations. On the way back, of those whose
-        derivative is computed. Empty: any other.
-      kinds: Which of "inf" and "nan" the operation made.
-      is_backward: Whether its derivative did so, not its result. None: either.
-      held: What the argument that decides held. `_WHATEVER`: it makes no difference.
-      seen: What is known of this value.
-      usual: What is usually behind it.
-      to_write: What to write. `{small}` is a number that fits the dtypes at hand.
-    """
-
+    #: The types of TensorFlow's operations. On the way back, of those whose derivative
+    #: is computed. Empty: any other.
     operations: Tuple[str, ...]
-    kinds: Tuple[str, ...]
-    is_backward: Optional[bool]
-    held: str
-    seen: str
-    usual: str
-    to_write: str
+    kinds: Tuple[str, ...]  # which of "inf" and "nan" the operation made
+    is_backward: Optional[bool]  # whether its derivative made it. None: either
+    held: str  # what the argument that decides held. `_WHATEVER`: anything
+    seen: str  # what is known of this value
+    usual: str  # what is usually behind it
+    to_write: str  # with `{small}`, a number that fits the dtypes at hand
 
 
 _INF, _NAN, _EITHER = ("inf",), ("nan",), ("inf", "nan")

@@ -346,8 +346,7 @@ class _Float32Pass(Watcher):
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
             name += f" (call {number})" if number > 1 else ""
         self._names[call] = name
-        args, kwargs = super().begin(call, args, kwargs)
-        self._see(call, call.inputs, is_input=True)
+        self._see(call, floats_in((args, kwargs)), is_input=True)
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
@@ -396,8 +395,16 @@ class _Float16Pass(Attempt):
     def __init__(self, first: _Float32Pass, advice: Advice) -> None:
         super().__init__(advice)
         self._left = list(first.calls)
-        #: The calls whose outputs are right, whatever overflowed within.
+        #: The calls whose outputs are right, whatever overflowed within, and those
+        #: from which something bad has reached a layer, whose outputs are replaced.
         self._right: Set[Call] = set()
+        self._spread: Set[Optional[Call]] = set()
+
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        args, kwargs = super().begin(call, args, kwargs)
+        keys = [key for each in floats_in((args, kwargs)) for key in self.origins(each)]
+        self._spread.update(self.faults[key].call for key in keys)
+        return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
         before = self._left.pop(0) if self._left else None
@@ -406,6 +413,7 @@ class _Float16Pass(Attempt):
             self._left = []  # it calls layers in another order: replace no more
         elif len(before.outputs) == len(floats):
             has_fault = any(fault.call is call for fault in self.faults.values())
+            has_fault = has_fault and call not in self._spread
             if has_fault and all(map(are_alike, floats, before.outputs)):
                 self._right.add(call)
             others = iter(before.outputs)

@@ -208,6 +208,7 @@ def of_fit(keras: Any, model: Any, loss: Any, batch: Any) -> Callable[[Step], An
     if y is None and has_loss and not is_overridden:
         raise ValueError(_NO_TARGETS)
     if not has_loss and not is_overridden:  # it may add losses of its own
+        inputs.build(model, x)
         with unchanged(model):
             model(x, training=True)
             if not model.losses:
