@@ -97,12 +97,7 @@ class Call:
 
 
 class Watcher:
-    """Notes each call. A subclass may replace arguments and outputs.
-
-    Attributes:
-      calls: The calls in the order in which they returned, so inner calls come first.
-      failed: The innermost call that raised an error, None if there was no error.
-    """
+    """Notes each call. A subclass may replace arguments and outputs."""
 
     #: Stands for the model around what its `train_step` calls.
     root: Optional[Call] = None
@@ -111,7 +106,9 @@ class Watcher:
 
     def __init__(self) -> None:
         self._here = threading.local()
+        #: In the order in which they returned, so inner calls come first.
         self.calls: List[Call] = []
+        #: The innermost call that raised an error.
         self.failed: Optional[Call] = None
 
     @property

@@ -97,7 +97,6 @@ _NEGATIVE = "Its argument holds negative numbers, and it makes NaN of them."
 _BELOW = "Its argument holds numbers below -1, and it makes NaN of them."
 _POSITIVE = "Keep its argument positive: tf.maximum(x, {small})."
 _ABOVE = "Keep its argument above -1: tf.maximum(x, {small} - 1)."
-_POWER = "It is a negative power of zero."
 _EXPONENTIAL = "It is the exponential of a large number."
 _LIMIT = "Subtract the largest number first, or limit it: tf.exp(tf.minimum(x, 10.0))."
 _HOLDS, _DIVIDES = "Its argument holds zeros.", "Its divisor holds zeros."
@@ -127,7 +126,7 @@ CAUSES: List[Cause] = [
         (_1P, _NAN, False, _NEGATIVES, _BELOW, "", _ABOVE),
         ((*_LOGS, *_ROOTS), _NAN, False, _NEGATIVES, _NEGATIVE, "", _POSITIVE),
         (_LOGS, _INF, False, _ZEROS, "It is the logarithm of a zero.", "", _ADD),
-        (_ROOTS, _INF, False, _ZEROS, _POWER, "", _ADD),
+        (_ROOTS, _INF, False, _ZEROS, "It is a negative power of zero.", "", _ADD),
         (_EXPS, _INF, False, _WHATEVER, _EXPONENTIAL, "", _LIMIT),
         (_LIMITED, _EITHER, None, _WHATEVER, _LIMITS, "", _CLIP),
         (_ROOTS, _EITHER, True, _ZEROS, _HOLDS, "", _ROOT),

@@ -22,7 +22,6 @@ LARGEST, INFINITE_FROM = 65504.0, 65520.0
 ZERO, NORMAL, TOP = -25, -14, 15
 KINDS = 3
 BINS = 256 * KINDS
-_DIGITS = 0x7FFFFF
 #: 65520 is 2**15 with these digits.
 _ROUNDED_UP = 0x7FF000
 _FIELD = np.repeat(np.arange(256), KINDS)
@@ -53,7 +52,7 @@ def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
         # The clip keeps finite numbers finite, and other than zero.
         scaled = tf.clip_by_value(_magnitude(values * significand), 1, (255 << 23) - 1)
         bits = tf.where(finite > 0, scaled, bits)
-    digits = tf.bitwise.bitwise_and(bits, _DIGITS)
+    digits = tf.bitwise.bitwise_and(bits, 0x7FFFFF)
     kind = tf.cast(digits > 0, tf.int32) + tf.cast(digits >= _ROUNDED_UP, tf.int32)
     bins = tf.bitwise.right_shift(bits, 23) * KINDS + kind
     return tf.math.bincount(bins, minlength=BINS, maxlength=BINS), largest

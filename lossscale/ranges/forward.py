@@ -203,10 +203,9 @@ class _Counter:
         self._has_own_step = is_compiled and has_own(model, "train_step")
         build(model, inputs.triple(batch)[0], self._step_on(batch))
         if self._has_own_step:
-            layers = keras_versions.layers_of(model)
             try:
-                with model_state.in_float32(keras, layers):
-                    self._run(batch, Watcher())
+                with model_state.in_float32(keras, keras_versions.layers_of(model)):
+                    Step(model, self._step_on(batch), Watcher())
             except Exception as error:  # such as a step that needs targets
                 self._has_own_step = False
                 self._notes.append(_NO_STEP.format(error=error))
@@ -217,16 +216,12 @@ class _Counter:
             return of_fit(self._keras, self._model, None, batch)
         return lambda _: self._model(inputs.triple(batch)[0], training=True)
 
-    def _run(self, batch: Any, watcher: Watcher) -> None:
-        Step(self._model, self._step_on(batch), watcher)
-
     def see(self, batch: Any) -> None:
         inputs.check_finite(inputs.triple(batch)[0])
         self._batches += 1
         first = _Float32Pass(self._rows)
-        layers = keras_versions.layers_of(self._model)
-        with model_state.in_float32(self._keras, layers):
-            self._run(batch, first)
+        with model_state.in_float32(self._keras, keras_versions.layers_of(self._model)):
+            Step(self._model, self._step_on(batch), first)
         outside = [call for call in first.calls if call in first.overflowing]
         self._overflows = self._overflows or bool(outside)
         with model_state.in_float16(self._keras, self._model) as can_try:
@@ -242,7 +237,7 @@ class _Counter:
         attempt_of = functools.partial(_Float16Pass, first)
 
         def overflows_in(attempt: _Float16Pass) -> List[Fault]:
-            self._run(batch, attempt)
+            Step(self._model, self._step_on(batch), attempt)
             return attempt.overflows
 
         faults: List[Fault] = []
@@ -413,8 +408,8 @@ class _Float16Pass(Attempt):
             self._left = []  # it calls layers in another order: replace no more
         elif len(before.outputs) == len(floats):
             has_fault = any(fault.call is call for fault in self.faults.values())
-            has_fault = has_fault and call not in self._spread
-            if has_fault and all(map(are_alike, floats, before.outputs)):
+            is_hidden = has_fault and call not in self._spread
+            if is_hidden and all(map(are_alike, floats, before.outputs)):
                 self._right.add(call)
             others = iter(before.outputs)
             # What a step of the user's does with outputs runs in float32, as before.
