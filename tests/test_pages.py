@@ -268,12 +268,6 @@ def test_the_pictures_show_what_the_pages_and_the_library_say():
     printed(DOCS / "pictures.py", "--check", PYTHONPATH=str(ROOT))
 
 
-def test_the_tables_of_the_reference_are_those_of_the_docstrings(imported):
-    """`python docs/name_tables.py` writes them."""
-    for path, text in imported("name_tables").tables().items():
-        assert path.read_text() == text, "run: python docs/name_tables.py"
-
-
 def test_each_public_name_has_one_entry_in_the_api_reference(imported):
     found, docstrings = [], imported("docstrings")
     for path in (DOCS / "api").glob("*.md"):

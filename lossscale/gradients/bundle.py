@@ -11,7 +11,7 @@ covers the sums, too. In wider dtypes they overflow only for gradients of 1e38.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterable, List, Optional, Protocol, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -41,18 +41,6 @@ from lossscale.runtime.aliases import (
 from lossscale.runtime.graphs import is_nested
 
 
-class Divider(Protocol):
-    """What a bundle asks of the loss scale that multiplied its loss."""
-
-    #: Whether anybody looks at the gradients.
-    checks_gradients: bool
-    #: Where the greatest magnitude of a step is kept. None: it is not requested.
-    last_largest: Any
-
-    def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
-        """Returns gradients divided by a value of the loss scale."""
-
-
 @dataclass(eq=False)
 class Bundle:
     """Gradients, their divisors, and their check.
@@ -61,7 +49,7 @@ class Bundle:
     whole. No method changes a bundle: each returns a new one, or gradients.
 
     Attributes:
-      loss_scale: The loss scale that multiplied the gradients' loss.
+      loss_scale: The `LossScale` that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
       losses: The unscaled losses that these gradients are known to come from.
@@ -75,7 +63,7 @@ class Bundle:
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
-    loss_scale: Divider
+    loss_scale: Any
     grads: Grads
     divisors: Divisors
     losses: List[Tensor] = field(default_factory=list)

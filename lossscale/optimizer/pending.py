@@ -164,7 +164,7 @@ class StepState:
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, are_scaled: bool) -> Flag:
-        """Counts an overflow for an apply. Returns True if there is none to count.
+        """Lets an apply count the overflow. Returns True if there is none to count.
 
         A second apply of the same step, as of other variables, counts the same overflow
         again, unless it is known that its gradients `are_scaled`.
@@ -268,20 +268,19 @@ class PendingDivision:
 
     def loss_scaled(self, loss_scale: Scalar, owner: Optional[PendingDivision]) -> None:
         """A loss was multiplied by the loss scale. No owner: `LossScale.scale` did."""
-        is_own = owner is self
-        if is_own or not self.waits:
-            self.warnings.owner_known(is_own)
+        if owner is self or not self.waits:
+            self.warnings.owner_known(owner is self)
         state = self.state
         if state is None:
             self.uses.note_last_scale(loss_scale)
-        elif is_own or not self.uses.has_several:
+        elif owner is self or not self.uses.has_several:
             state.note_scaled(loss_scale)
         else:
             is_free = state.waiting < 1.0  # rule 2
             state.note_scaled(loss_scale, is_free)
             if owner is None:
                 state.waiting.assign(tf.maximum(state.waiting, 0.5), read_value=False)
-        if is_own:
+        if owner is self:
             self._note_waiting(True)
 
     def unscale(self, grads: Grads) -> Grads:
@@ -368,7 +367,6 @@ class PendingDivision:
         """
         if self._unscales_itself:
             return None
-        self._refuse_unknown()
         by_default = self._divides_by_default(grads)
         if self.state is None:
             is_scaled = by_default or self.uses.is_scaled

@@ -1,4 +1,4 @@
-"""Origins: where the gradients of one list come from, and which loss is to blame."""
+"""Origins: where the gradients of one list come from, and which loss is at fault."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Origins:
         self.count = sum(grad is not None for grad in grads)
         self.names = {k.name for g, k in zip(grads, self.kinds) if g is not None}
         self.lists = _lists_among(self.kinds)
-        self.losses = _losses_to_blame(self.kinds)
+        self.losses = _losses_at_fault(self.kinds)
         self.owners = [loss.owner() for loss in _losses_among(self.kinds)]
 
     @property
@@ -159,7 +159,7 @@ def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
     return [getattr(source, LOSS) for source in sources if hasattr(source, LOSS)]
 
 
-def _losses_to_blame(kinds: List[Kind]) -> List[Tensor]:
+def _losses_at_fault(kinds: List[Kind]) -> List[Tensor]:
     """Returns the losses of which it is known that values were made of them.
 
     A loss is at fault only if the tensor of S that multiplied it is a source of the

@@ -112,7 +112,7 @@ class Kinds:
             return
         setattr(tensor, self._attribute, kind)
         if current_graph() is None:
-            if not op_callbacks.is_telling():
+            if not op_callbacks.is_notifying():
                 self._since = op_callbacks.key_of(tensor)
             op_callbacks.add(self)
             self._patience = _PATIENCE

@@ -420,6 +420,22 @@ def test_what_is_said_is_true(family, name, request):
     check(row, said)
 
 
+CURED = [name for name, row in TABLE.items() if row.cure]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CURED)
+def test_what_it_advises_helps(family, name):
+    run = {**TABLE[name].run, **TABLE[name].cure}
+    said, history, model = fit(family, {**run, "rows": max(run.get("rows", 64), 64)})
+    steps = run.get("epochs", 1) * run.get("rows", 64) // ROWS
+    assert history["skipped_steps"][-1] <= steps / 3
+    assert not [text for text in said if "in a row" in text]
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    if "underflow" in name:  # the layer before learns
+        assert float(model.optimizer.loss_scale.last_largest.numpy()) > 0.0
+
+
 def check(row, said):
     """Checks which causes are named, and how many warnings there are."""
     text = "\n".join(said)

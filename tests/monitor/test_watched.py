@@ -124,8 +124,8 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
     }
     healthy, other = capsys.readouterr().out.splitlines()
     assert healthy == (
-        "Loss scale of d_optimizer: 6 steps applied, 0 skipped in this fit; shared, with "
-        "3 steps skipped for all; it is 128, and was read between 128 and 2**10."
+        "Loss scale of d_optimizer: 6 steps applied, 0 skipped in this fit; shared, "
+        "with 3 steps skipped for all; it is 128, and was read between 128 and 2**10."
     )
     assert other.startswith("Loss scale of g_optimizer: 3 steps applied, 3 skipped ")
 

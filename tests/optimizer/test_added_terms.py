@@ -1,4 +1,4 @@
-"""A term that is added to a scaled loss, in graphs: `mistakes.py`."""
+"""A term that is added to a scaled loss: `provenance/warnings.py`."""
 
 from __future__ import annotations
 
@@ -123,3 +123,16 @@ def test_decay_that_is_added_to_scaled_gradients_is_told(family):
         step()
     assert len(messages) == 1
     np.testing.assert_equal(trained.subtracted(), 0.5 + 0.5 * START / S)
+
+
+def test_eager_mode_names_a_penalty_too_and_what_to_write(family):
+    p = Program(family)
+    weight = p.trained.variables[0]
+    weight = getattr(weight, "value", weight) if family.name == "keras3" else weight
+    with tf.GradientTape() as tape:
+        loss = p.scale(p.loss) + p.penalty
+    with heard() as messages:
+        p.trained.apply([tape.gradient(loss, weight)])
+    (message,) = messages
+    assert "a number such as a penalty was added" in message
+    assert "optimizer.scale_loss(loss + penalty)" in message

@@ -1,6 +1,6 @@
 """Random programs of two optimizers that share a loss scale, their steps interleaved.
 
-Each step of an optimizer computes gradients, may unscale them, and applies them; each of
+Each step of an optimizer computes gradients, may unscale and applies them; each of
 these parts is eager or in a function, and may be in a function or a branch of its own.
 Between the parts the other optimizer may scale, unscale and apply, so that the loss
 scale moves. Each true gradient is a power of two: see exact.py.

@@ -194,7 +194,7 @@ division = optimizer.engine.division  # not part of the API
 
 
 def kinds_of(what, value):
-    (kind,) = division.witness._kinds.of([value])
+    (kind,) = division.uses.kinds.of([value])
     state = division.state.pending.numpy()
     print(f"{what:<24} {kind.name if kind else 'number':<9} {state:>6.0f}")
 
