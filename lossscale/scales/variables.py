@@ -14,7 +14,6 @@ from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Variable
 from lossscale.runtime.saved_models import OnlyInSavedModels
 
-
 #: Says what to do with what 3.1.0 has written of a loss scale that held another one.
 HELD_ANOTHER = """\
 This was written by lossscale 3.1.0 with a loss scale that held another one, as \
