@@ -1,17 +1,23 @@
-"""The whole test suite on every TensorFlow from 2.4 to the newest: `nox`.
+"""The tests that need an environment of their own: `nox --list` shows them.
 
-They run from a copy outside of the checkout, on an installed lossscale: on the wheel
-that LOSSSCALE_WHEEL names, or else on one that is built from the checkout.
+`nox` runs what runs at each change, `nox -s weekly` what takes long and rarely fails.
+CONTRIBUTING.md has the table of both. The tests run from a copy outside of the
+checkout, on an installed lossscale: on the wheel that LOSSSCALE_WHEEL names, or else on
+one that is built from the checkout.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import random
 import shutil
+import sqlite3
 import subprocess
 from pathlib import Path
 from types import MappingProxyType
-from typing import List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 import nox
 
@@ -34,12 +40,12 @@ if shutil.which("pyenv"):  # it hides every Python that is not chosen
 
 
 class Version(NamedTuple):
-    """One column of the matrix.
+    """A version of TensorFlow, and what runs on it.
 
     Attributes:
       python: The Python to run on.
       pins: What is installed before anything else is chosen.
-      tests: What is run of the tests. Empty: all of them.
+      tests: The tests that run. Empty: all of them.
       env: Environment variables of the tests.
     """
 
@@ -49,70 +55,72 @@ class Version(NamedTuple):
     env: Mapping[str, str] = MappingProxyType({})
 
 
-#: What can differ where the same versions of TensorFlow and Keras are only arranged
-#: otherwise: how a Keras is found, and what is looked up by its names.
-#: "newest-tf_keras" runs all.
-ARRANGED = (
-    *("tests/runtime", "tests/test_public_api.py", "tests/test_examples.py"),
-    *(
-        f"tests/optimizer/test_{name}.py"
-        for name in ("fit", "forwarding", "keras_arguments", "persistence")
-    ),
+#: What a version can change: the tables that run every loss scale, every optimizer and
+#: every route to disk, and what reads TensorFlow's graphs.
+CONFORMANCE = (
+    "tests/scales/test_conformance.py",
+    "tests/optimizer/test_conformance.py",
+    "tests/optimizer/test_persistence.py",
 )
 
-#: What a TensorFlow between two others that run all can change. The rest is arithmetic
-#: of our own on operations that are as old as TensorFlow 2, or text.
+#: What can differ if the same TensorFlow and Keras are only installed in another way:
+#: how a Keras is found, and what is looked up by its names.
+INSTALLED = (
+    *CONFORMANCE,
+    *("tests/runtime", "tests/test_public_api.py"),
+    *("tests/optimizer/test_forwarding.py", "tests/optimizer/test_keras_arguments.py"),
+)
+
+#: What a TensorFlow can change that is between two others which run more. The rest is
+#: arithmetic of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
+    *CONFORMANCE,
     *("tests/runtime", "tests/provenance", "tests/test_public_api.py"),
-    *(
-        f"tests/optimizer/test_{name}.py"
-        for name in (
-            *("fit", "golden", "overflows", "pending", "persistence"),
-            "strategies",
-        )
-    ),
+    "tests/optimizer/test_pending.py",
+    "tests/optimizer/test_overflows.py",
+    "tests/optimizer/test_strategies.py",
 )
 
 #: Where Keras 2 ends and Keras 3 begins: also what reads what only one of them has.
 KERAS = (
     *BETWEEN,
     *("tests/monitor/test_callback.py", "tests/test_examples.py"),
-    "tests/test_pages.py",
-    *(
-        f"tests/optimizer/test_{name}.py"
-        for name in ("composition", "keras2", "keras_arguments", "keras_calls")
-    ),
+    *("tests/test_pages.py", "tests/optimizer/test_composition.py"),
+    *("tests/optimizer/test_keras2.py", "tests/optimizer/test_keras_arguments.py"),
+    "tests/optimizer/test_keras_calls.py",
 )
 
-# The names are also the rows of the table in docs/reliability.md. NumPy 2 came after
-# TensorFlow 2.15, and the protobuf of today after 2.8.
-MATRIX = {
-    "2.4": Version(
-        "3.8",
-        ["tensorflow-cpu==2.4.*", "protobuf<3.21"],
-        # The advice of reports is about layers: 2.16 and the newest try it.
-        ("tests", "--ignore=tests/ranges/test_advice.py"),
-    ),
+# NumPy 2 came after TensorFlow 2.15, and the protobuf of today after 2.8.
+_OLDEST = ["tensorflow-cpu==2.4.*", "protobuf<3.21"]
+
+#: What runs at each change, beside README's command: that has the newest TensorFlow.
+EACH_CHANGE = {
+    "2.4": Version("3.8", _OLDEST, CONFORMANCE),
+    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], KERAS),
+}
+
+#: What runs each week and before a release.
+WEEKLY = {
+    "2.4-all": Version("3.8", _OLDEST, ("tests", "--ignore=tests/ranges")),
     "2.8": Version(
         "3.8", ["tensorflow-cpu==2.8.*", "protobuf<3.21", "numpy<2"], BETWEEN
     ),
     "2.10": Version("3.10", ["tensorflow-cpu==2.10.*", "numpy<2"], BETWEEN),
     "2.11": Version("3.10", ["tensorflow-cpu==2.11.*", "numpy<2"], BETWEEN),
     "2.13": Version("3.10", ["tensorflow-cpu==2.13.*", "numpy<2"], BETWEEN),
-    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], KERAS),
     "2.16": Version(
         "3.12",
         ["tensorflow-cpu==2.16.*", "keras==3.3.*"],
         (*KERAS, "tests/ranges"),
     ),
     "2.18": Version("3.12", ["tensorflow-cpu==2.18.*", "keras==3.6.*"], BETWEEN),
-    "newest": Version("3.13", ["tensorflow-cpu"], ARRANGED),
+    "newest": Version("3.13", ["tensorflow-cpu"], INSTALLED),
     # With Keras 2 beside TensorFlow's Keras 3, and in its place.
     "newest-tf_keras": Version("3.13", ["tensorflow-cpu", "tf_keras"]),
     "newest-legacy": Version(
         "3.13",
         ["tensorflow-cpu", "tf_keras"],
-        ARRANGED,
+        INSTALLED,
         {"TF_USE_LEGACY_KERAS": "1"},
     ),
 }
@@ -120,6 +128,45 @@ MATRIX = {
 
 #: What runs on each version: tests/conftest.py says what these marks mean.
 QUICK = ["-m", "not slow or each_version"]
+
+#: The heart: the modules that the mutation tool changes, and the tests that see it.
+HEART = {
+    "lossscale/scales/dynamic.py": (
+        "tests/scales/test_dynamic.py",
+        "tests/scales/test_reference.py",
+        "tests/test_bad_input.py",
+    ),
+    "lossscale/optimizer/reduction.py": (
+        "tests/optimizer/test_reduction.py",
+        "tests/optimizer/test_looking.py",
+        "tests/optimizer/test_conformance.py",
+    ),
+    "lossscale/optimizer/step.py": (
+        "tests/optimizer/test_conformance.py",
+        "tests/optimizer/test_step.py",
+        "tests/optimizer/test_overflows.py",
+    ),
+}
+
+#: What cosmic-ray is told. It changes a comparison to the next one, a sign, a
+#: condition, a number, but no operator to each other one: dozens would show the same.
+MUTANTS = """
+[cosmic-ray]
+module-path = ["{file}"]
+timeout = 120.0
+excluded-modules = []
+test-command = "python -m pytest -n 0 -x -q -p no:cacheprovider {tests}"
+[cosmic-ray.distributor]
+name = "local"
+[cosmic-ray.filters.operators-filter]
+exclude-operators = [
+    "core/ReplaceBinaryOperator_(?!Add_Sub|Sub_Add|Mul_Div|Div_Mul)",
+    "core/ReplaceComparisonOperator_(?!Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq)",
+    "core/ReplaceUnaryOperator",
+    "core/ExceptionReplacer",
+    "core/RemoveDecorator",
+]
+"""
 
 #: What the tests read, the package excepted.
 BESIDE = [
@@ -142,18 +189,25 @@ def _install(session: nox.Session, pins: List[str], *extras: str) -> None:
     session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
 
 
-def _leave_checkout(session: nox.Session) -> None:
-    """Goes to a copy of the tests, so that only what was installed is imported."""
+def _leave_checkout(session: nox.Session, *others: str) -> None:
+    """Goes to a copy of the tests, so that only what was installed is imported.
+
+    Args:
+      session: The session.
+      *others: What is copied besides: with the package, that is imported from there.
+    """
     folder = Path(session.create_tmp()) / "copy"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for name in BESIDE:
+    for name in (*BESIDE, *others):
         if Path(name).is_dir():  # the documentation may be built at the same time
             built = shutil.ignore_patterns("__pycache__", "_build")
             shutil.copytree(name, folder / name, ignore=built)
         else:
             shutil.copy(name, folder / name)
     session.chdir(folder)
+    if "lossscale" in others:
+        return
     # This compiles TensorFlow and Keras, too: once, not in each process of the tests.
     find = "import lossscale; print(lossscale.__file__)"
     found = str(session.run("python", "-c", find, silent=True)).splitlines()[-1]
@@ -161,34 +215,50 @@ def _leave_checkout(session: nox.Session) -> None:
         session.error(f"lossscale must be the installed one, got {found}")
 
 
-def _make_session(name: str, version: Version, default: bool = True) -> None:
-    @nox.session(name=f"tests-{name}", python=version.python, default=default)
+def _make_session(name: str, version: Version, **options: Any) -> None:
+    @nox.session(name=f"tests-{name}", python=version.python, **options)
     def tests(session: nox.Session) -> None:
-        """Runs the test suite on one version of TensorFlow."""
+        """Runs the tests on one version of TensorFlow."""
         _install(session, version.pins, "test")
         _leave_checkout(session)
         arguments = session.posargs or ["-q", *QUICK]
         session.run("pytest", *arguments, *version.tests, env=dict(version.env))
 
 
-@nox.session(python="3.11", default=False)
-def coverage(session: nox.Session) -> None:
-    """Says which lines the quick tests run, with each Keras: `nox -s coverage`."""
-    session.install("coverage[toml]", ".[test]")
-    project, data = Path("pyproject.toml").resolve(), session.create_tmp()
-    # With these every Python that starts counts the lines of lossscale that it runs.
-    env = {
-        "COVERAGE_FILE": str(Path(data).resolve() / "data"),
-        "COVERAGE_PROCESS_START": str(project),
-    }
-    every_keras = ["-m", "not slow or each_version or other_keras"]
-    session.run("pytest", *every_keras, *session.posargs, env=env)
-    del env["COVERAGE_PROCESS_START"]
-    session.run("coverage", "combine", "--quiet", env=env)
-    session.run("coverage", "report", env=env)
+for _name, _version in EACH_CHANGE.items():
+    _make_session(_name, _version)
+for _name, _version in WEEKLY.items():
+    _make_session(_name, _version, default=False, tags=["weekly"])
+# What is to come. Run it now and then: `nox -s tests-nightly`.
+_make_session("nightly", Version("3.13", ["tf-nightly-cpu"]), default=False)
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", default=False, tags=["weekly"])
+def slow(session: nox.Session) -> None:
+    """Runs the slow tests on the newest TensorFlow."""
+    _install(session, ["tensorflow-cpu", "tf_keras"], "test")
+    _leave_checkout(session)
+    session.run("pytest", "-q", "-m", "slow", *session.posargs)
+
+
+@nox.session(python="3.13", default=False, tags=["weekly"])
+def browser(session: nox.Session) -> None:
+    """Builds the pages, and looks at each in Chromium."""
+    _install(session, ["tensorflow-cpu"], "test", "docs")
+    _leave_checkout(session)
+    tests = "tests/test_browser.py"
+    session.run("pytest", "-n", "0", "-q", "-rs", "-m", "slow", tests)
+
+
+@nox.session(python="3.11", default=False, tags=["weekly"])
+def clients(session: nox.Session) -> None:
+    """Trains with other people's programs."""
+    _install(session, ["tensorflow-cpu", "tf_keras"], "test", "clients")
+    _leave_checkout(session)
+    session.run("pytest", "-q", "-n", "0", "-rs", "-m", "slow", "tests/clients")
+
+
+@nox.session(python="3.11", default=False, tags=["weekly"])
 def trackers(session: nox.Session) -> None:
     """Tests what trackers of experiments store of the monitor's logs."""
     _install(session, ["tensorflow-cpu"], "test", "trackers")
@@ -200,13 +270,105 @@ def trackers(session: nox.Session) -> None:
     session.run("pytest", "-q", "-n", "0", "-m", "slow", *session.posargs, tests)
 
 
-for _name, _version in MATRIX.items():
-    _make_session(_name, _version)
-# What is to come. Run it now and then: `nox -s tests-nightly`.
-_make_session("nightly", Version("3.13", ["tf-nightly-cpu"]), default=False)
+@nox.session(python="3.11", default=False, tags=["weekly"])
+def originals(session: nox.Session) -> None:
+    """Compares the presets with the systems that they are named after."""
+    _install(session, ["tensorflow-cpu"], "test", "reference")
+    _leave_checkout(session)
+    tests = "tests/scales/test_originals.py"
+    session.run("pytest", "-q", "-n", "0", "-rs", "-m", "slow", tests)
 
 
-@nox.session(python="3.10", default=False)
+@nox.session(python="3.11", default=False, tags=["weekly"])
+def mutants(session: nox.Session) -> None:
+    """Changes an operator or a number at a time: do the tests of `HEART` see it?
+
+    Without arguments it makes 8 changes in each file, each week others. With files as
+    arguments it makes all that there are, which takes ten seconds each.
+    """
+    _install(session, ["tensorflow-cpu", "tf_keras", "cosmic-ray"], "test")
+    _leave_checkout(session, "lossscale")
+    chosen = session.posargs or list(HEART)
+    env = {"PYTHONPATH": os.getcwd(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for number, file in enumerate(chosen):
+        tests = " ".join(HEART[file])
+        config, found = Path(f"mutants{number}.toml"), f"mutants{number}.sqlite"
+        config.write_text(MUTANTS.format(file=file, tests=tests))
+        session.run("cosmic-ray", "init", str(config), found)
+        session.run("cr-filter-operators", found, str(config))
+        if not session.posargs:
+            _keep_some(found, 8)
+        session.run("cosmic-ray", "baseline", str(config), env=env)
+        session.run("cosmic-ray", "exec", str(config), found, env=env)
+        session.run("cr-report", "--surviving-only", "--show-diff", found)
+        # A change that makes no difference lives: one in five may.
+        session.run("cr-rate", "--fail-over", "20", found)
+
+
+def _keep_some(path: str, count: int) -> None:
+    """Leaves so many changes in a session of cosmic-ray, chosen by chance."""
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        left = "SELECT job_id FROM work_items EXCEPT SELECT job_id FROM work_results"
+        jobs = sorted(job for (job,) in database.execute(left))
+        kept = random.sample(jobs, min(count, len(jobs)))
+        marks = ", ".join("?" * len(kept))
+        for table in ("work_results", "mutation_specs", "work_items"):
+            command = f"DELETE FROM {table} WHERE job_id NOT IN ({marks})"  # noqa: S608
+            database.execute(command, kept)
+
+
+@nox.session(default=False)
+def weekly(session: nox.Session) -> None:
+    """Runs all that is tagged "weekly", one after the other."""
+    listed = subprocess.run(
+        ["nox", "--list-sessions", "--json", "-t", "weekly"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for each in json.loads(listed):
+        session.notify(each["session"], posargs=())
+
+
+@nox.session(python="3.11", default=False)
+def coverage(session: nox.Session) -> None:
+    """Says which lines the quick tests run, with each Keras.
+
+    It writes coverage.json. With another such file as the argument it fails if a file
+    of the package is covered less than there, by more than a point.
+    """
+    session.install("coverage[toml]", ".[test]")
+    project, data = Path("pyproject.toml").resolve(), session.create_tmp()
+    # With these every Python that starts counts the lines of lossscale that it runs.
+    env = {
+        "COVERAGE_FILE": str(Path(data).resolve() / "data"),
+        "COVERAGE_PROCESS_START": str(project),
+    }
+    every_keras = "not slow or each_version or other_keras"
+    session.run("pytest", "-q", "-m", every_keras, env=env)
+    del env["COVERAGE_PROCESS_START"]
+    session.run("coverage", "combine", "--quiet", env=env)
+    session.run("coverage", "json", "-q", "-o", "coverage.json", env=env)
+    session.run("coverage", "report", env=env)
+    if session.posargs:
+        old, new = map(_percents, (session.posargs[0], "coverage.json"))
+        for file in sorted(old.keys() & new.keys()):
+            session.log(f"{file}: {old[file]:.1f} % before, {new[file]:.1f} % now")
+        lower = [file for file in old.keys() & new.keys() if new[file] < old[file] - 1]
+        if lower:
+            session.error(f"covered less: {', '.join(sorted(lower))}")
+
+
+def _percents(path: str) -> Dict[str, float]:
+    """Returns how much of each module is covered, by its path within the package."""
+    files = json.loads(Path(path).read_text())["files"]
+    return {
+        name.rpartition("lossscale/")[2]: each["summary"]["percent_covered"]
+        for name, each in files.items()
+    }
+
+
+@nox.session(python="3.10", default=False, tags=["weekly"])
 def horovod(session: nox.Session) -> None:
     """Builds Horovod, for ten minutes, and tests two ranks of it: before a release."""
     _install(session, ["tensorflow-cpu==2.11.*", "numpy<2"], "test")

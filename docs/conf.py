@@ -32,7 +32,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["_build", "_pictures"]
+exclude_patterns = ["_build", "_pictures", "jupyter_execute"]
 # A hosting site shows a page as it is in the repository, and a directive as mere text.
 # So directives are in comments `<!-- sphinx ... -->`, which are opened here. What a
 # hosting site shows instead is between `<!-- hosted -->` and `<!-- /hosted -->`.
@@ -61,12 +61,12 @@ default_role = "code"
 highlight_language = "none"  # of fences that name none
 toc_object_entries_show_parents = "hide"
 add_module_names = False
-python_maximum_signature_line_length = 70
 
 html_theme = "pydata_sphinx_theme"
 html_title = "lossscale"
 html_static_path = ["_static"]
 html_css_files = ["lossscale.css"]
+html_js_files = ["tables.js"]
 html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {

@@ -16,8 +16,10 @@ from typing import Any, Iterator, List
 _CODE = re.compile(r"(``?)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 
 
-#: A page of this site, as a path in the repository.
-_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
+#: A page of this site, as its address in the repository, or as its path there.
+_PAGE = re.compile(
+    r"(?:https://github\.com/lossscale/lossscale/blob/main/)?\bdocs/([\w/-]+)\.md"
+)
 #: What is returned, up to the next section or the end.
 _RETURNS = re.compile(r"(?m)^Returns:\n((?:(?: .*)?\n)+)")
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 import way
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.text import Text
 from PIL import Image
 
 import lossscale
@@ -41,9 +42,17 @@ tf.config.set_logical_device_configuration(
 )
 
 
+#: How wide a picture is, in inches, and a phone's column, in pixels.
+WIDTH, PHONE = 4.9, 358
+#: Letters smaller than this many pixels cannot be read there.
+SMALLEST = 11.0
+
 STYLE = {
-    "font.size": 10,
-    "savefig.dpi": 110,
+    "font.size": 11,
+    # Also what matplotlib makes smaller or larger by itself.
+    "axes.titlesize": 11,
+    "legend.fontsize": 11,
+    "savefig.dpi": 150,
     "figure.autolayout": True,
     "svg.fonttype": "none",  # text stays text, to be found and read aloud
 }
@@ -60,6 +69,8 @@ def save(name: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     with plt.rc_context(STYLE):
         figure = PICTURES[name]()
+        if size_on_a_phone(figure) < SMALLEST:
+            raise ValueError(f"{name}: its words cannot be read on a phone")
         about = {"Description": json.dumps(shown(figure))}
         if name in DRAWINGS:
             about["Date"] = None  # so that the same drawing is the same file
@@ -68,6 +79,13 @@ def save(name: str) -> None:
         else:
             figure.savefig(file_of(name), metadata=about)
     plt.close(figure)
+
+
+def size_on_a_phone(figure: Any) -> float:
+    """Returns how many pixels high a figure's smallest letters are on a phone."""
+    shrinks = min(1.0, PHONE / 96 / figure.get_figwidth())
+    written = [each for each in figure.findobj(Text) if each.get_text().strip()]
+    return min(each.get_size() for each in written) / 72 * 96 * shrinks
 
 
 def file_of(name: str) -> Path:
@@ -149,80 +167,60 @@ def glance() -> Any:
     """Loss scaling at a glance: the README's picture."""
     generator = np.random.default_rng(2)
     exponents = generator.normal(-27, 3.2, 4_000)  # made up, in float32
-    shift = 15
-    figure = plt.figure(figsize=(9, 4.6), layout="none")
+    figure = plt.figure(figsize=(WIDTH, 6.6), layout="none")
+    canvas = figure.add_axes((0, 0, 1, 1), xlim=(0, 1), ylim=(0, 1))
+    canvas.axis("off")
     bins = np.arange(-44, 20, 0.5)
-    places = {"float32": 0.72, "float16, times S": 0.41, "float32, divided by S": 0.10}
-    rows = {
-        "float32": (exponents, "gradients of the loss\nas float32 has them"),
-        "float16, times S": (
-            exponents + shift,
-            "gradients of S times the loss\nin float16, S = 2**15",
-        ),
-        "float32, divided by S": (exponents, "divided by S\nin float32"),
-    }
-    for nth, (name, (values, words)) in enumerate(rows.items()):
-        axes = figure.add_axes((0.25, places[name], 0.44, 0.22))
-        if nth < 2:
+    rows = [
+        ("gradients of the loss, in float32", exponents),
+        ("gradients of S times the loss, in float16, S = 2**15", exponents + 15),
+        ("divided by S, in float32", exponents),
+    ]
+    tops = (0.985, 0.735, 0.485)
+    for nth, ((words, values), top) in enumerate(zip(rows, tops)):
+        canvas.text(0.03, top, words, va="top")
+        axes = figure.add_axes((0.03, top - 0.15, 0.94, 0.115))
+        in_float16 = nth < 2
+        if in_float16:
             axes.axvspan(-45, -25, color="tab:red", alpha=0.16, linewidth=0)
             axes.axvspan(-25, 16, color="tab:green", alpha=0.13, linewidth=0)
             axes.axvspan(16, 20, color="tab:red", alpha=0.16, linewidth=0)
         lost = values < -25
         axes.hist(values[~lost], bins, color="tab:blue")
-        color = "tab:blue" if nth == 2 else "tab:red"
-        axes.hist(values[lost], bins, color=color)
+        axes.hist(values[lost], bins, color="tab:red" if in_float16 else "tab:blue")
         axes.set(xlim=(-44, 20), yticks=[], xticks=[-40, -25, -10, 0, 16])
-        axes.set_ylim(top=axes.get_ylim()[1] * 1.45)
-        axes.tick_params(labelsize=8)
-        top = {"transform": axes.get_xaxis_transform(), "va": "top", "size": 8.5}
-        if nth < 2:
-            axes.text(-43.5, 0.97, "zero in float16", color="tab:red", **top)
-            axes.text(-7, 0.97, "float16 holds these", color="darkgreen", **top)
-            axes.text(18, 0.97, "inf", color="tab:red", ha="center", **top)
+        axes.set_ylim(top=axes.get_ylim()[1] * 1.5)
+        place = {"transform": axes.get_xaxis_transform(), "va": "top"}
+        if in_float16:
+            axes.text(-43.5, 0.96, "zero in float16", color="#b02020", **place)
+            axes.text(-8, 0.96, "fits in float16", color="darkgreen", **place)
+            axes.text(18, 0.96, "inf", color="#b02020", ha="center", **place)
         else:
-            axes.text(-43.5, 0.97, "float32 holds all of these", color="black", **top)
-        axes.text(
-            -0.03,
-            0.5,
-            words,
-            transform=axes.transAxes,
-            ha="right",
-            va="center",
-            size=9.5,
-        )
-        if nth == 2:
-            axes.set_xlabel("log2 of a gradient", size=8.5)
-    canvas = figure.add_axes((0, 0, 1, 1), xlim=(0, 1), ylim=(0, 1))
-    canvas.axis("off")
-    canvas.patch.set_alpha(0)
-    for low, label in ((0.655, "times S"), (0.345, "divided by S")):
-        _line(canvas, (0.12, low + 0.045), (0.12, low - 0.045))
-        canvas.text(0.135, low, label, size=9.5, va="center", weight="bold")
+            axes.text(-8, 0.96, "fits in float32", **place)
+            axes.set_xlabel("log2 of a gradient")
+    for low, label in ((0.775, "times S"), (0.525, "divided by S")):
+        _line(canvas, (0.62, low + 0.02), (0.62, low - 0.018))
+        canvas.text(0.65, low, label, va="center", weight="bold")
     boxes = {
-        "all finite,\non every replica?": (0.74, 0.5, "#5b4b9a"),
-        "apply\nthe optimizer's step": (0.74, 0.80, "#1f6f5c"),
-        "skip\nand halve S": (0.74, 0.20, "#a8480b"),
+        "all finite, on every replica?": (0.2, 0.175, 0.6, "#5b4b9a"),
+        "apply the step": (0.06, 0.03, 0.4, "#1f6f5c"),
+        "skip, and halve S": (0.54, 0.03, 0.4, "#a8480b"),
     }
-    for words, (left, middle, color) in boxes.items():
-        style = {"boxstyle": "round,pad=0,rounding_size=0.015", "linewidth": 0}
-        box = FancyBboxPatch(
-            (left, middle - 0.07), 0.22, 0.14, facecolor=color, **style
-        )
+    style = {"boxstyle": "round,pad=0,rounding_size=0.015", "linewidth": 0}
+    for words, (left, bottom, width, color) in boxes.items():
+        box = FancyBboxPatch((left, bottom), width, 0.065, facecolor=color, **style)
         canvas.add_patch(box)
-        canvas.text(
-            left + 0.11, middle, words, color="white", ha="center", va="center", size=10
-        )
-    _line(canvas, (0.85, 0.57), (0.85, 0.73))
-    _line(canvas, (0.85, 0.43), (0.85, 0.27))
-    canvas.text(0.86, 0.65, "yes", size=9.5, va="center")
-    canvas.text(0.86, 0.35, "no", size=9.5, va="center")
-    _line(canvas, (0.69, 0.21), (0.735, 0.46))
+        middle = left + width / 2, bottom + 0.0325
+        canvas.text(*middle, words, color="white", ha="center", va="center")
+    for where, words in ((0.32, "yes"), (0.68, "no")):
+        _line(canvas, (where, 0.175), (where, 0.1))
+        canvas.text(where + 0.02, 0.138, words, va="center")
     return figure
 
 
 def start() -> Any:
     """The rule of DynamicLossScale over a run."""
-    figure, axes = plt.subplots(figsize=(7, 3))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3))
     limit = _limit(400, 18.5)
     _run(axes, lossscale.DynamicLossScale(2.0**15, 30), limit, label="loss scale")
     axes.plot(np.log2(limit), color="tab:red", alpha=0.6, label="above: overflow")
@@ -232,7 +230,7 @@ def start() -> Any:
 
 def choosing() -> Any:
     """Five schedules over one run."""
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.8))
     limit = _limit(400, 22)
     scales = {
         "DynamicLossScale(increment_period=30)": lossscale.DynamicLossScale(
@@ -249,25 +247,25 @@ def choosing() -> Any:
     }
     for name, scale in scales.items():
         _run(axes, scale, limit, label=name)
-    axes.legend(fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2))
     return figure
 
 
 def watching() -> Any:
     """What a healthy run looks like, and three that are not."""
-    figure, panels = plt.subplots(2, 2, figsize=(8, 5))
+    figure, panels = plt.subplots(4, 1, figsize=(WIDTH, 9))
     scale = lossscale.DynamicLossScale(2.0**24, 40)
     falling = 2.0 ** np.linspace(20, 4, 300)
-    _run(panels[0, 0], scale, _limit(300, 18), "well: it tries its limit")
-    _run(panels[0, 1], scale, _limit(300, 40), "well: the limit is higher still")
-    _run(panels[1, 0], scale, falling, "gradients grow: clip, or a lower rate")
-    _run(panels[1, 1], scale, np.zeros(60), "nothing is finite: the scale cannot help")
+    _run(panels[0], scale, _limit(300, 18), "well: it tries its limit")
+    _run(panels[1], scale, _limit(300, 40), "well: the limit is higher still")
+    _run(panels[2], scale, falling, "gradients grow: clip, or a lower rate")
+    _run(panels[3], scale, np.zeros(60), "nothing is finite: the scale cannot help")
     return figure
 
 
 def trouble() -> Any:
     """The search, and a run in which no scale helps."""
-    figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 5), sharex=True)
     scale = lossscale.DynamicLossScale(2.0**30, 40)
     _run(panels[0], scale, _limit(60, 18), "the search")
     _run(panels[1], scale, np.zeros(60), "no step is finite")
@@ -276,7 +274,7 @@ def trouble() -> Any:
 
 def replicas() -> Any:
     """Which of two replicas overflowed, and what both did."""
-    figure, axes = plt.subplots(figsize=(7, 2.4))
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.4))
     bad = np.random.default_rng(3).random([40, 2]) < [0.06, 0.1]
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
@@ -307,7 +305,7 @@ def replicas() -> Any:
 
 def saving() -> Any:
     """A run, and one that continues from its checkpoint."""
-    figure, axes = plt.subplots(figsize=(7, 3))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3))
     flags = _limit(200, 0) > 2.0 ** np.random.default_rng(5).normal(-2, 1, 200)
     first = lossscale.DynamicLossScale(2.0**15, 20)
     states, path = [], str(FOLDER / "checkpoint")
@@ -343,7 +341,7 @@ def custom_loops() -> Any:
         scaled_loss = scale.scale(loss)
     scaled = tape.gradient(scaled_loss, weights)
     clipped, _ = tf.clip_by_global_norm([scale.unscale(scaled)], 2.0**-20)
-    figure, axes = plt.subplots(figsize=(7, 3.2))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.4))
     ways = {"scaled": scaled, "unscaled": scale.unscale(scaled), "clipped": clipped[0]}
     for name, grads in ways.items():
         found = np.log2(np.abs(grads.numpy().ravel()) + 1e-30)
@@ -362,7 +360,7 @@ def cost() -> Any:
     """The page's own table: what each wrapper adds to a step."""
     number = r"(-?[\d.]+) ±([\d.]+)"
     rows = _rows("cost", rf"^\| (\w+, \w+, \w+, \w+) \| .*? \| {number} \| {number} \|")
-    figure, axes = plt.subplots(figsize=(8, 3.2))
+    figure, axes = plt.subplots(figsize=(WIDTH, 5))
     for nth, name in enumerate(["Keras 3's own wrapper", "ours"]):
         values = [
             [float(each) for each in row[1 + 2 * nth : 3 + 2 * nth]] for row in rows
@@ -370,10 +368,12 @@ def cost() -> Any:
         added, error = np.transpose(values)
         where = np.arange(len(rows)) + 0.38 * nth
         axes.barh(where, added, 0.36, xerr=error, label=name)
-    axes.set_yticks(np.arange(len(rows)) + 0.19, [row[0] for row in rows])
+    # Four words, two to a line.
+    names = [re.sub(r"(,.*?,) ", r"\1\n", row[0]) for row in rows]
+    axes.set_yticks(np.arange(len(rows)) + 0.19, names)
     axes.invert_yaxis()
     axes.set(xlabel="milliseconds added to a step")
-    axes.legend()
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -383,9 +383,10 @@ def reliability() -> Any:
     names = {"K3": "Keras 3", "K2": "Keras 2", "TF": "TensorFlow's loss scales"}
     counts = {named: sum(key in each for each in who) for key, named in names.items()}
     counts["others"] = sum(not any(key in each for key in names) for each in who)
-    figure, axes = plt.subplots(figsize=(7, 2.4))
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.6))
     bars = axes.barh(list(counts), list(counts.values()))
     axes.bar_label(bars, padding=3)
+    axes.margins(x=0.12)
     axes.invert_yaxis()
     axes.set(xlabel=f"rows of the {len(who)}: some name several")
     return figure
@@ -408,13 +409,13 @@ def _station(axes: Any, station: way.Station, left: float, top: float) -> float:
         inset = (left + 3, top + 3)
         axes.add_patch(FancyBboxPatch(inset, width - 6, 40, facecolor="none", **inner))
     pill = {"boxstyle": "round,pad=0,rounding_size=9", "linewidth": 0}
-    around = FancyBboxPatch((left + 7, top + 13), 54, 20, facecolor="white", **pill)
+    around = FancyBboxPatch((left + 6, top + 13), 64, 20, facecolor="white", **pill)
     axes.add_patch(around)
-    middle = {"ha": "center", "va": "center", "size": 8.4}
-    axes.text(left + 34, top + 23, station.kind, color=ground, **middle)
+    middle = {"ha": "center", "va": "center", "size": 9.1}
+    axes.text(left + 38, top + 23, station.kind, color=ground, **middle)
     line = {"color": "white", "va": "center"}
-    axes.text(left + 68, top + 15, station.what, weight="bold", size=9.5, **line)
-    axes.text(left + 68, top + 33, station.who, family="monospace", size=8.0, **line)
+    axes.text(left + 77, top + 15, station.what, weight="bold", size=9.1, **line)
+    axes.text(left + 77, top + 33, station.who, family="monospace", size=9.1, **line)
     return width
 
 

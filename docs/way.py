@@ -29,32 +29,32 @@ class Station(NamedTuple):
 WAY: List[Station] = [
     Station("unscaled", "loss", "your model"),
     Station(
-        "scaled", "scale: S times the loss, in float32", "optimizer/base.py: scale_loss"
+        "scaled",
+        "scale: S times the loss, in float32",
+        "optimizer/engine.py: scale_loss",
     ),
     Station("scaled", "gradients of the scaled loss", "TensorFlow's tape"),
     Station(
         "unscaled",
         "to clip: unscale, check",
-        "optimizer/base.py: get_unscaled_gradients",
+        "optimizer/pending.py: unscale",
         is_optional=True,
     ),
     Station(
         "either", "resolve: are they still scaled?", "optimizer/pending.py: resolve"
     ),
-    Station("unscaled", "divide by S, in float32", "gradients/bundle.py: divided"),
+    Station("either", "prepare: several replicas divide", "optimizer/step.py: prepare"),
     Station(
-        "unscaled",
-        "check: are all of them finite?",
-        "gradients/bundle.py: check_as_applied",
+        "either", "check: would all be finite?", "gradients/bundle.py: check_as_applied"
     ),
     Station(
-        "unscaled", "reduce: all-reduce one scalar", "optimizer/reduction.py: reduce"
+        "either", "reduce: all-reduce one scalar", "optimizer/reduction.py: reduce"
     ),
-    Station("unscaled", "adjust: the flag moves S", "optimizer/step.py: adjust"),
+    Station("either", "adjust: the flag moves S", "optimizer/step.py: adjust"),
 ]
 
 #: How a step ends: in one of these, the same on all replicas.
 ENDS: List[Station] = [
-    Station("unscaled", "apply", "step.py: run"),
-    Station("unscaled", "skip", "step.py: skip"),
+    Station("unscaled", "apply", "step.py: _apply"),
+    Station("either", "skip", "step.py: skip"),
 ]

@@ -91,11 +91,12 @@ def draw(simulations, skipping, path):
 
     `skipping` are those of the same schedules that were not told of the bad losses.
     """
+    plt.rcParams.update({"font.size": 11, "legend.fontsize": 11})
     columns = 2 if len(simulations) > DRAWN else 1
     rows = -(-len(simulations) // columns)
     shared = {"sharex": True, "sharey": True, "layout": "constrained"}
     figure, axes = plt.subplots(
-        rows, columns, figsize=(9, 1.7 * rows), squeeze=False, **shared
+        rows, columns, figsize=(4.9 * columns, 2 * rows), squeeze=False, **shared
     )
     for ax in axes.flat[len(simulations) :]:
         ax.set_axis_off()
@@ -103,17 +104,16 @@ def draw(simulations, skipping, path):
         simulation.plot(ax)
         untold = {"color": "C2", "linewidth": 1, "label": "untold of the NaNs"}
         ax.plot(skipping[name].loss_scale, zorder=1, **untold)
-        ax.set_title(f"{name}: {simulation.steps_lost} steps lost", fontsize=9)
+        ax.set_title(f"{name}: {simulation.steps_lost} steps lost", fontsize=11)
         ax.label_outer()
         ax.get_legend().remove()
         ax.set_ylim(2.0**0, 2.0**36)
-        ax.tick_params(labelsize=7)
     for ax in axes.flat[: len(simulations)][-columns:]:
         ax.tick_params(labelbottom=True)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     labels = ["steps lost" if "lost" in label else label for label in labels]
-    figure.legend(handles, labels, loc="outside upper center", ncol=4, fontsize=9)
-    figure.savefig(path, dpi=110)
+    figure.legend(handles, labels, loc="outside upper center", ncol=2)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

@@ -227,12 +227,13 @@ def _tensor_of(variable):
 def draw(steps, exponents, path):
     """Draws the loss scale over the steps, and the gradients' exponents."""
     scales, skipped = np.log2(steps.scales), np.flatnonzero(steps.skipped)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
-    left.step(np.arange(len(scales)), scales, where="post", color="tab:blue")
-    left.plot(skipped, scales[skipped], "x", color="tab:red", label="skipped step")
-    left.axvline(len(scales) / 2, color="gray", linestyle=":", label="checkpoint")
-    left.set(title="Loss scale", xlabel="step", ylabel="log2 of the loss scale")
-    left.legend(loc="lower right")
+    plt.rcParams["font.size"] = 11  # readable on a phone
+    figure, (above, below) = plt.subplots(2, 1, figsize=(4.9, 8.5))
+    above.step(np.arange(len(scales)), scales, where="post", color="tab:blue")
+    above.plot(skipped, scales[skipped], "x", color="tab:red", label="skipped step")
+    above.axvline(len(scales) / 2, color="gray", linestyle=":", label="checkpoint")
+    above.set(title="Loss scale", xlabel="step", ylabel="log2 of the loss scale")
+    above.legend(loc="lower right")
 
     shift = scales[0]
     bins = np.arange(np.floor(exponents.min()), exponents.max() + shift + 2)
@@ -240,21 +241,20 @@ def draw(steps, exponents, path):
         (exponents, "as they are", "tab:orange"),
         (exponents + shift, f"times the loss scale, 2**{shift:g}", "tab:blue"),
     ):
-        right.hist(shown, bins, color=color, alpha=0.7, label=label)
+        below.hist(shown, bins, color=color, alpha=0.7, label=label)
     zero = "zero in float16"
-    right.axvspan(bins[0], SMALLEST, color="tab:red", alpha=0.15, label=zero)
-    right.axvspan(SMALLEST, -14, color="gold", alpha=0.2, label="subnormal in float16")
-    right.axvspan(-14, 16, color="tab:green", alpha=0.1, label="normal in float16")
-    right.set(
+    below.axvspan(bins[0], SMALLEST, color="tab:red", alpha=0.15, label=zero)
+    below.axvspan(SMALLEST, -14, color="gold", alpha=0.2, label="subnormal in float16")
+    below.axvspan(-14, 16, color="tab:green", alpha=0.1, label="normal in float16")
+    below.set(
         title="Gradients of the weights, first batch",
         xlabel="exponent: log2 of the gradient",
         ylabel="number of gradients",
         xlim=(max(bins[0], -64), 17),
     )
-    right.set_ylim(top=right.get_ylim()[1] * 1.4)
-    right.legend(loc="upper center", ncol=2, fontsize="small")
+    below.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2))
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

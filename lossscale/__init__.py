@@ -33,7 +33,7 @@ from lossscale.scales.serialization import deserialize, get, serialize
 from lossscale.scales.spike_guard import SpikeGuard
 from lossscale.simulation import Simulation, simulate
 
-__version__ = "3.1.0"
+__version__ = "4.0.0"
 
 __all__ = [
     "DynamicLossScale",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from functools import partial
+import numbers
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from lossscale.runtime.control import group_ops
 from lossscale.scales import serialization
 from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import LossScale
-from lossscale.scales.guard import Guard, guarded
+from lossscale.scales.guard import Guard
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.ignored_losses import count_ignored_steps, raised
 
@@ -124,7 +124,7 @@ class Simulation:
 
 
 def simulate(
-    loss_scale: LossScale,
+    loss_scale: Any,
     *,
     guard: Optional[Guard] = None,
     is_finite: Any = None,
@@ -150,7 +150,7 @@ def simulate(
     It calls `adjust` once per step on a copy, which begins with the current state.
 
     Args:
-      loss_scale: A `LossScale`.
+      loss_scale: A `LossScale`, or a number: with a guard, its steps are checked.
       guard: A `Guard`, or None.
       is_finite: A `bool` array of shape `[steps]`, the run's flags, or None.
       limit: A float array of shape `[steps]` without NaN, or None, instead of flags: a
@@ -172,11 +172,14 @@ def simulate(
       ValueError: An array has the wrong shape, or a number that it must not hold.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    if not isinstance(loss_scale, LossScale):
+    guard = serialization.get_guard(guard)
+    if not isinstance(loss_scale, (LossScale, numbers.Real)):
         raise TypeError(
-            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
-            "lossscale.get returns one for a number, a name or a manager."
+            "`loss_scale` must be a LossScale or a number, got "
+            f"{arguments.shown(loss_scale)}. lossscale.get returns one for a name or a "
+            "manager."
         )
+    loss_scale = serialization.get_checked(loss_scale, guard)
     has_flags, has_limit = is_finite is not None, limit is not None
     if has_flags == has_limit and (has_flags or largest is None):
         raise TypeError(
@@ -193,11 +196,11 @@ def simulate(
             "a graph or a strategy. Call it before or after training."
         )
     arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
-    if serialization.get_guard(guard) and not loss_scale.checks_gradients:
+    if guard is not None and not loss_scale.checks_gradients:
         raise ValueError(
             "`loss_scale` must be one that checks gradients with a guard, got a "
             f"{type(loss_scale).__name__} that checks none. Write "
-            "FixedLossScale(..., skip_nonfinite=True)."
+            "FixedLossScale(..., skip_nonfinite=True), or the number alone."
         )
     if largest is not None:
         largest = _per_step("largest", largest, np.float32)
@@ -259,11 +262,7 @@ def _copy(loss_scale: Any) -> Any:
     """Returns a copy with plain variables, on one device."""
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (
-            *loss_scale.variables,
-            vars(loss_scale._unsaved).get("largest"),
-        )
-        if variable is not None
+        for variable in (*loss_scale.variables, *loss_scale._kept().values())
     }
     for module in (loss_scale, *loss_scale.submodules):
         # TensorFlow keeps restored values here that the object lacks. A copy would hold
@@ -300,9 +299,9 @@ def _replay(
             higher, counts = raised(level, 0)
             level = tf.where(may_ignore, higher, level)
             rule_learns = tf.logical_or(~may_ignore, counts)
-        largest = seen if loss_scale.needs_largest else None
-        adjust = partial(adjust_to_step, loss_scale, is_finite, largest, rule_learns)
-        op, should_apply = guarded(guard, is_finite, seen, adjust)
+        op, should_apply, _ = adjust_to_step(
+            loss_scale, is_finite, seen, rule_learns, guard=guard
+        )
         with tf.control_dependencies([group_ops([op])]):
             should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         level = tf.maximum(level - tf.cast(should_apply, tf.int64), 0)

@@ -143,7 +143,7 @@ VALUES = [
     (TypeError, "loss_scale", CONFIGS, lossscale.get),
     (TypeError, 'config["config"]', OTHER_CONFIGS, fixed(lossscale.deserialize)),
     (TypeError, 'loss_scale["config"]', OTHER_CONFIGS, fixed(lossscale.get)),
-    (TypeError, "guard", [8, "spike", SpikeGuard, FixedLossScale(8)], guarded),
+    (TypeError, "guard", [8, "spike", SpikeGuard], guarded),
 ]
 
 
@@ -178,14 +178,18 @@ CALLS = {
     "`name": lambda: DynamicLossScale.from_preset(TOO_LONG),
     "`inner_optimizer": lambda: LossScaleOptimizer(TOO_LONG),
     # An error names a loss scale by its class, without its state.
-    "FixedLossScale with `skip": lambda: lossscale.LossScaleEngine(
-        UNCHECKED, nonfinite_loss="skip"
+    "nonfinite_loss='skip', got a FixedLossScale that": lambda: (
+        lossscale.LossScaleEngine(UNCHECKED, nonfinite_loss="skip")
     ),
-    "FixedLossScale with": lambda: lossscale.LossScaleEngine(
-        UNCHECKED, communication_dtype="float16"
+    "'float16', got a FixedLossScale that checks none": lambda: (
+        lossscale.LossScaleEngine(UNCHECKED, communication_dtype="float16")
     ),
-    "a FixedLossScale": lambda: LossScaleOptimizer(sgd(), UNCHECKED, dynamic=True),
-    "got a FixedLossScale": lambda: LossScaleOptimizer(UNCHECKED),
+    "loss_scale=an object of class FixedLossScale": lambda: LossScaleOptimizer(
+        sgd(), UNCHECKED, dynamic=True
+    ),
+    "optimizer, got an object of class FixedLossScale": lambda: LossScaleOptimizer(
+        UNCHECKED
+    ),
     "FixedLossScale": lambda: DynamicLossScale(UNCHECKED),
 }
 

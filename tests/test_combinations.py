@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from combinations import covering, left_out_though_named
-from installed import ROOT
 
 
 class Case(SimpleNamespace):
@@ -61,34 +58,14 @@ NAMED = [
     [
         ("test_x.py::test_a[2]", "", [1]),
         ("test_x.py::test_a", "", []),  # its first combination runs
-        ("test_x.py::test_a_b", "", [2]),
         ("test_x.py::Of", "", [3, 4]),
         ("test_x.py::Of::test_c", "", [3, 4]),
-        (f"{HERE}::test_a[2]", "", [1]),
         ("test_x.py", "", []),
         ("test_y.py::test_a[2]", "", []),
-        (".", "c", []),
+        ("test_x.py", "a", []),
     ],
 )
 def test_what_is_named_runs(argument, keyword, named):
     runs = {NAMED[0]}
     found = left_out_though_named(NAMED, [argument], keyword, runs.__contains__)
     assert found == [NAMED[at] for at in named]
-
-
-def test_what_a_file_and_a_keyword_leave_runs():
-    left = NAMED[3:]  # as pytest has it
-    found = left_out_though_named(left, ["test_x.py"], "c", lambda _: False)
-    assert found == left
-    assert left_out_though_named(left, ["test_x.py"], "c", lambda _: True) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tests/test_combinations.py::{}", "{file} -k {}"])
-def test_pytest_collects_what_is_named(name):
-    named = name.format(test_pytest_collects_what_is_named.__name__, file=__file__)
-    command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q"]
-    done = subprocess.run(
-        [*command, *named.split()], cwd=ROOT, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stdout.decode()

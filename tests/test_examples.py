@@ -44,14 +44,11 @@ def printed_in_a_process(name, *arguments, **environment):
 
 def test_the_picture_is_drawn(example, tmp_path):
     picture, digits = tmp_path / "picture.png", example("digits")
+    assert str(EXAMPLES / "digits.png") == digits.PICTURE  # where the README shows it
     steps = digits.Steps()
     steps.scales, steps.skipped = 2.0 ** np.array([15, 16, 15]), [False, True, False]
     digits.draw(steps, np.linspace(-40, -20, 100), picture)
     assert picture.stat().st_size > 10_000
-
-
-def test_the_picture_goes_where_the_readme_shows_it(example):
-    assert str(EXAMPLES / "digits.png") == example("digits").PICTURE
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The README and docs/: every block runs as pasted, links lead somewhere."""
+"""The README and docs/: programs print what is shown, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ README = ROOT / "README.md"
 #: The installed package: other versions are tested without the checkout.
 PACKAGE = Path(lossscale.__file__).parent
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
-BLOCKS = [block for path in (README, *GUIDE.values()) for block in pages.blocks(path)]
+BLOCKS = [each for path in (README, *GUIDE.values()) for each in pages.programs(path)]
 #: Those that several processes run are in test_replicas_page.py and test_horovod.py.
-BLOCKS = [block for block in BLOCKS if not block.startswith("# On each ")]
+BLOCKS = [each for each in BLOCKS if not each[0].startswith("# On each ")]
 #: What a reader begins with, and what depends on Keras the most.
 FIRST = [README, *(GUIDE[name] for name in ("start", "custom-loops", "saving"))]
 
 
 def assert_run(found, folder, **environment):
-    """Runs blocks, each on its own."""
+    """Runs programs, each on its own: they print what their pages show."""
     paths = []
-    for number, block in enumerate(found):
+    for number, (program, shown) in enumerate(found):
         paths.append(folder / f"block{number}.py")
-        paths[-1].write_text(block)  # AutoGraph reads the source of a file
+        paths[-1].write_text(program)  # AutoGraph reads the source of a file
+        if shown:
+            paths[-1].with_suffix(".txt").write_text(shown)
     printed(SUPPORT / "run_blocks.py", *paths, cwd=folder, **environment)
 
 
@@ -51,8 +53,9 @@ slow_with_the_newest_keras = (
 IS_BETWEEN = (2, 15) < TENSORFLOW < (2, 21)
 
 
-def runs_here(block):
-    """Tells whether a block is for the Keras that `import keras` gives here."""
+def runs_here(found):
+    """Tells whether a program is for the Keras that `import keras` gives here."""
+    block, _ = found
     if block.startswith("# Keras 2"):
         return False
     return families()[0].name == "keras3" or not block.startswith("# Keras 3")
@@ -60,14 +63,14 @@ def runs_here(block):
 
 @slow_with_the_newest_keras
 @pytest.mark.parametrize("half", [0, 1])
-def test_blocks_run(half, tmp_path):
+def test_programs_print_what_their_pages_show(half, tmp_path):
     """All on the newest; the first ones and the migrations on Keras 2's last, too."""
-    found = [block for path in MIGRATIONS.values() for block in pages.blocks(path)]
+    found = [each for path in MIGRATIONS.values() for each in pages.programs(path)]
     is_too_old, _ = LIMITS["the pages"]
     if IS_NEWEST:
         found += filter(runs_here, BLOCKS)
     elif not is_too_old(families()[0]) and not IS_BETWEEN:
-        first = (block for path in FIRST for block in pages.blocks(path))
+        first = (each for path in FIRST for each in pages.programs(path))
         found += filter(runs_here, first)
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
 
@@ -77,7 +80,7 @@ def test_blocks_for_keras_2_run(tmp_path):
     skip_without("the pages", families()[0])
     if IS_BETWEEN:
         pytest.skip("the newest version runs them")
-    found = [block for block in BLOCKS if block.startswith("# Keras 2")]
+    found = [each for each in BLOCKS if each[0].startswith("# Keras 2")]
     assert found
     environment = {"TF_USE_LEGACY_KERAS": "1"} if TENSORFLOW >= (2, 16) else {}
     if environment and importlib.util.find_spec("tf_keras") is None:
@@ -105,10 +108,14 @@ def test_there_is_a_page_for_each_system():
         assert origin in listed
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *PAGES])
-def test_links_lead_somewhere(name):
-    path = PAGES.get(name, ROOT / name)
-    broken = [link for link in pages.links(path) if not pages.is_there(path, link)]
+def test_links_lead_somewhere():
+    others = {name: ROOT / name for name in ("README.md", "CONTRIBUTING.md")}
+    broken = [
+        (name, link)
+        for name, path in {**PAGES, **others}.items()
+        for link in pages.links(path)
+        if not pages.is_there(path, link)
+    ]
     assert not broken
 
 
@@ -143,21 +150,33 @@ def test_no_page_shows_a_directive_where_it_is_hosted():
         assert len(hosted.split()) > 5, name
 
 
-@slow_with_the_newest_keras
-def test_the_readmes_program_prints_what_it_shows(tmp_path):
-    skip_without("the pages", families()[0])
-    text = README.read_text()
-    program = tmp_path / "readme.py"
-    program.write_text(pages.blocks(README)[0])
-    out = printed(program, TF_CPP_MIN_LOG_LEVEL="3").splitlines()
-    shown = re.search(r"(?ms)```python\n.*?```.*?```text\n(.*?)```", text)[1]
-    # How long it took and a loss depend on the machine, the counts on the version.
-    exact = (r"\d+", "0") if not IS_NEWEST else (r"\d+m?s\b|loss: [\d.]+", "0")
-    out = [re.sub(*exact, line) for line in out]
-    # Keras's own lines, the time beside the figures, are the newest one's.
-    by_keras = ("...",) if IS_NEWEST else ("...", "Epoch", "32/32")
-    for line in shown.splitlines():
-        assert line.startswith(by_keras) or re.sub(*exact, line) in out
+PRINTED = "Loss scale: 14 steps applied, 2 skipped; it took 31ms/step.\nloss: 0.8159\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "shown", "is_said"),
+    [
+        ("", "Loss scale: ... 2 skipped; it took 99ms/step.", True),
+        ("", "14 steps applied, 2\nskipped; ... loss: 0.8161", True),
+        ("", "14 steps applied, 3 skipped", False),
+        ("", "loss: 0.9", False),
+        ("", "loss: ... 14 steps", False),  # in this order
+        ("print(loss)  # 0.8159\n", "", False),
+        ("print('loss:', loss)  # a number\n", "", True),
+        ("print(x)  # 14 steps\n", "", False),
+    ],
+)
+def test_what_a_page_shows_is_what_is_printed(program, shown, is_said, tmp_path):
+    (tmp_path / "shown.txt").write_text(shown)
+    found = list(pages.missing(program, PRINTED, tmp_path / "shown.txt"))
+    assert (not found) == (is_said or (not IS_NEWEST and "loss: 0.9" in shown))
+
+
+def test_what_follows_a_program_at_once_is_what_it_prints(tmp_path):
+    page = tmp_path / "page.md"
+    fences = ["python\nprint(1)\n", "text\n1\n", "text\nnot\n", "python\nprint(2)\n"]
+    page.write_text("\n\n".join(f"```{each}```" for each in fences) + "\n\nwords\n")
+    assert pages.programs(page) == [("print(1)\n", "1\n"), ("print(2)\n", "")]
 
 
 def test_the_readmes_commands_and_its_program_come_first():
@@ -207,7 +226,7 @@ def private_names():
     # Keras's logs end with.
     known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
     known |= {"_growth_tracker", "_hysteresis_tracker", "_asdict", "_by_position"}
-    known |= {"_applied_steps", "_loss", "_left_out_as"}
+    known |= {"_applied_steps", "_loss", "_judge", "_adjust", "_self_unconditional_"}
     for node in nodes:
         module = getattr(node, "module", None) or ""
         if module.startswith("tensorflow.python"):
@@ -251,12 +270,6 @@ def test_the_pictures_show_what_the_pages_and_the_library_say():
     if not IS_NEWEST:
         pytest.skip("the newest version draws them")
     printed(DOCS / "pictures.py", "--check", PYTHONPATH=str(ROOT))
-
-
-def test_the_tables_of_the_reference_are_those_of_the_docstrings(imported):
-    """`python docs/name_tables.py` writes them."""
-    for path, text in imported("name_tables").tables().items():
-        assert path.read_text() == text, "run: python docs/name_tables.py"
 
 
 def test_each_public_name_has_one_entry_in_the_api_reference(imported):

@@ -19,8 +19,8 @@ from lossscale.runtime import registry
 PUBLIC = """
 DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
     backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
-    min_loss_scale=1.0, max_loss_scale=None, search_period=None,
-    backoff_cooldown=None, overflow_tolerance=None)
+    min_loss_scale=1.0, max_loss_scale=None, search_period=None, backoff_cooldown=None,
+    overflow_tolerance=None)
 DynamicLossScale.from_preset(name, **overrides)
 ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps,
     decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8)
@@ -32,6 +32,10 @@ ForwardRanges.plot(ax=None, *, rows=24)
 GradientRanges(names, counts, largest, loss_scale, batches)
 GradientRanges.at(loss_scale)
 GradientRanges.plot(ax=None, *, rows=24)
+Guard()
+Guard.from_config(config)
+Guard.get_config()
+Guard.judge(state, largest)
 HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
     increment_period=2000, min_loss_scale=1.0, max_loss_scale=None)
 HeadroomLossScale.next_state(state, is_finite, largest=None)
@@ -40,7 +44,6 @@ LossScale.__call__()
 LossScale.adjust(is_finite, largest=None)
 LossScale.from_config(config)
 LossScale.get_config()
-LossScale.judge(state, is_finite, largest)
 LossScale.keep_largest()
 LossScale.next_state(state, is_finite)
 LossScale.numpy()
@@ -49,8 +52,8 @@ LossScale.scale_by(loss, loss_scale)
 LossScale.unscale(grads)
 LossScale.unscale_by(grads, loss_scale)
 LossScale.update(grads)
-LossScaleEngine(loss_scale='dynamic', *, communication_dtype=None,
-    nonfinite_loss='backoff')
+LossScaleEngine(loss_scale='dynamic', *, guard=None, communication_dtype=None,
+    nonfinite_loss='backoff', gather=None)
 LossScaleEngine.apply(grads, variables, apply_fn)
 LossScaleEngine.build(variables)
 LossScaleEngine.last_spike()
@@ -72,10 +75,10 @@ LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
-    dynamic_growth_steps=None, *, dynamic=None, initial_scale=None,
-    communication_dtype=None, nonfinite_loss='backoff', **kwargs)
+    dynamic_growth_steps=None, *, dynamic=None, initial_scale=None, guard=None,
+    communication_dtype=None, nonfinite_loss='backoff', gather=None, **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
-LossScaleOptimizer.from_keras(optimizer, *, communication_dtype=None,
+LossScaleOptimizer.from_keras(optimizer, *, guard=None, communication_dtype=None,
     nonfinite_loss='backoff')
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
@@ -84,39 +87,37 @@ LossScaleOptimizer.last_spike()
 LossScaleOptimizer.nonfinite_gradients()
 LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
-LossScaleOptimizer.with_loss_scale(loss_scale)
+LossScaleOptimizer.with_loss_scale(loss_scale, *, guard='kept')
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
-    dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='',
-    float16_variables='')
+    dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, seen='',
+    to_write='', float16_variables='')
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
-SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
-    min_ratio=2.0)
-SpikeGuard.next_state(state, is_finite, largest=None)
-Verdict(should_apply, is_told=True, kept={})
+SpikeGuard(loss_scale=None, *, threshold=6.0, window=128, max_in_a_row=3, min_ratio=2.0)
 all_finite(grads)
 deserialize(config, custom_objects=None)
 find_nonfinite(model, x, y=None, sample_weight=None, *, loss=None, batch_size=None)
-forward_ranges(model, x, *, batches=10, batch_size=None, verbose=1)
+forward_ranges(model, x, y=None, sample_weight=None, *, batches=10, batch_size=None,
+    verbose=1)
 get(identifier)
 gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=None,
     batches=10, batch_size=None, activations=False, verbose=1)
 serialize(loss_scale)
-simulate(loss_scale, *, is_finite=None, limit=None, largest=None, bad_losses=None,
-    nonfinite_loss='backoff')
+simulate(loss_scale, *, guard=None, is_finite=None, limit=None, largest=None,
+    bad_losses=None, nonfinite_loss='backoff')
 """
 #: What is public besides: modules, and a class of warnings.
 NOT_CALLED = {"compat", "presets", "LossScaleWarning"}
 #: As `PUBLIC`, of `lossscale.compat.v1`: the signatures are TensorFlow's.
 PUBLIC_OF_1 = """
-LossScaleOptimizer(opt, loss_scale_manager)
+LossScaleOptimizer(opt, loss_scale_manager, *, guard=None)
 LossScaleOptimizer.apply_gradients(grads_and_vars, global_step=None, name=None)
 LossScaleOptimizer.compute_gradients(loss, var_list=None, gate_gradients=1,
     aggregation_method=None, colocate_gradients_with_ops=False, grad_loss=None)
 LossScaleOptimizer.get_slot(var, name)
 LossScaleOptimizer.get_slot_names()
 LossScaleOptimizer.variables()
-MixedPrecisionLossScaleOptimizer(opt, loss_scale)
+MixedPrecisionLossScaleOptimizer(opt, loss_scale, *, guard=None)
 enable_mixed_precision_graph_rewrite(opt, loss_scale='dynamic')
 """
 
@@ -216,11 +217,15 @@ def test_names_of_variables_and_of_config_keys(name, tmp_path):
     assert sorted(loss_scale.get_config()) == declared.keys.split()
 
 
+#: A guard's variables, as checkpoints name them.
+GUARDS_VARIABLES = ["above_in_a_row", "limit", "recent", "spikes"]
+
+
 def test_names_of_a_guards_variables_and_config_keys(tmp_path):
     guard = lossscale.SpikeGuard(window=2)
     names = sorted(each.name.split(":")[0] for each in guard.variables)
-    assert keys_of(guard, tmp_path) == names
-    assert names == GUARDS_VARIABLES
+    assert names == [f"guard_{name}" for name in GUARDS_VARIABLES]
+    assert keys_of(guard, tmp_path) == GUARDS_VARIABLES
     keys = ["max_in_a_row", "min_ratio", "threshold", "window"]
     assert sorted(guard.get_config()) == keys
 

@@ -63,6 +63,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
       opt: A `tf.compat.v1.train.Optimizer`.
       loss_scale_manager: A `LossScaleManager`, a `LossScale`, a number, or a name such
         as `"dynamic"`: whatever `lossscale.get` accepts, except None.
+      guard: A `Guard`, which may leave finite steps out, or None.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -73,7 +74,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     _argument = "loss_scale_manager"
 
-    def __init__(self, opt: Any, loss_scale_manager: Any) -> None:
+    def __init__(self, opt: Any, loss_scale_manager: Any, *, guard: Any = None) -> None:
         if not isinstance(opt, tf.compat.v1.train.Optimizer):
             raise TypeError(
                 "`opt` must be a tf.compat.v1.train.Optimizer, got "
@@ -102,10 +103,12 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(False, opt.get_name())  # the inner optimizer may lock
         self._optimizer = opt
         host = Host(unscales_in_apply=False, unscales_itself=True)
-        self._engine = EngineOfWrapper(host, loss_scale_manager)
+        self._engine = EngineOfWrapper(host, loss_scale_manager, guard=guard)
         # These are TensorFlow's names, so that its checkpoints can be restored.
         self._track_trackable(opt, "base_optimizer")
         self._track_trackable(self.loss_scale, "loss_scale")
+        if guard is not None:
+            self._track_trackable(self._engine.guard, "guard")
         # A SavedModel of a training step needs the state of the step.
         self._track_trackable(self._engine.record, "faults")
 
@@ -224,8 +227,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         return [] if is_checkpoint else self._optimizer.get_slot_names()
 
     def variables(self) -> List[Any]:
-        """Returns the variables of the inner optimizer and of the loss scale."""
-        return [*self._optimizer.variables(), *self.loss_scale.variables]
+        """Returns the variables of the inner optimizer, loss scale and guard."""
+        return [*self._optimizer.variables(), *self._engine._state_variables()]
 
 
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
@@ -234,12 +237,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
       loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
+      guard: As in `LossScaleOptimizer`.
     """
 
     _argument = "loss_scale"
 
-    def __init__(self, opt: Any, loss_scale: Any) -> None:
-        super().__init__(opt, loss_scale)
+    def __init__(self, opt: Any, loss_scale: Any, *, guard: Any = None) -> None:
+        super().__init__(opt, loss_scale, guard=guard)
 
 
 def enable_mixed_precision_graph_rewrite(

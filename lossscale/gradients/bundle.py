@@ -11,7 +11,7 @@ covers the sums, too. In wider dtypes they overflow only for gradients of 1e38.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterable, List, Optional, Protocol, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -41,18 +41,6 @@ from lossscale.runtime.aliases import (
 from lossscale.runtime.graphs import is_nested
 
 
-class Divider(Protocol):
-    """What a bundle asks of the loss scale that multiplied its loss."""
-
-    #: Whether anybody looks at the gradients.
-    checks_gradients: bool
-    #: Where the greatest magnitude of a step is kept. None: it is not requested.
-    last_largest: Any
-
-    def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
-        """Returns gradients divided by a value of the loss scale."""
-
-
 @dataclass(eq=False)
 class Bundle:
     """Gradients, their divisors, and their check.
@@ -61,7 +49,7 @@ class Bundle:
     whole. No method changes a bundle: each returns a new one, or gradients.
 
     Attributes:
-      loss_scale: The loss scale that multiplied the gradients' loss.
+      loss_scale: The `LossScale` that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
       losses: The unscaled losses that these gradients are known to come from.
@@ -70,16 +58,19 @@ class Bundle:
       check: First the check of when the gradients were unscaled, then also that of when
         they are applied, on this replica.
       is_checked: Whether `check` covers all gradients as they are now.
+      is_measured: Of each gradient, whether `check.largest` covers it, as it was before
+        it was clipped. Empty: of none.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
-    loss_scale: Divider
+    loss_scale: Any
     grads: Grads
     divisors: Divisors
     losses: List[Tensor] = field(default_factory=list)
     of_unknown: Optional[Scalar] = None
     check: Check = NO_CHECK
     is_checked: bool = False
+    is_measured: List[bool] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,9 +96,12 @@ class Bundle:
         return list({id(by): by for grad, by in pairs if grad is not None}.values())
 
     def packed(self) -> Bundle:
-        """Returns the bundle with small gradients packed, if it has one divisor."""
+        """Returns the bundle with small gradients packed, if it has one divisor.
+
+        Nor are they packed if some are measured and others are not.
+        """
         distinct = self.distinct_divisors()
-        if len(distinct) > 1:
+        if len(distinct) > 1 or len({*self.is_measured}) > 1:
             return self
         grads, groups = pack(self.grads)
         divisors = (distinct or [None]) * len(grads)
@@ -151,6 +145,8 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     # it. Elsewhere it reads the quotients. Then nothing reads the scaled gradients
     # again, and a graph can store the quotients in their memory.
     check = check_of_quotients(packed if mode.current().by_xla else quotients)
+    if bundle.loss_scale.last_largest is not None:
+        check = check._replace(largest=packed.largest())
     if mode.current().runs_parts and is_nested():
         # A session keeps no state, and no tensor of a loop or a branch is visible after
         # it. So an overflow makes all gradients NaN, which clipping does not hide.
@@ -160,8 +156,6 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
             divisors=[None if by is None else by * nan_if_bad for by in packed.divisors]
         ).divided()
         check = NO_CHECK
-    if bundle.loss_scale.last_largest is not None:
-        check = check._replace(largest=packed.largest())
     return quotients.unscaled_gradients(), check
 
 
@@ -220,12 +214,11 @@ def largest_before_clipping(bundle: Bundle) -> Scalar:
     largest = bundle.check.largest
     if largest is None:
         return bundle.largest()
-    if bundle.is_checked or all(by is None for by in bundle.divisors):
+    measured = [all(bundle.is_measured[i] for i in group) for group in bundle.groups]
+    others = [None if is_m else g for is_m, g in zip(measured, bundle.grads)]
+    if all(grad is None for grad in others):
         return largest
-    # It covers the gradients that were unscaled.
-    pairs = zip(bundle.grads, bundle.divisors)
-    others = bundle.but(grads=[None if by is None else g for g, by in pairs])
-    return greater(largest, others.largest())
+    return greater(largest, bundle.but(grads=others).largest())
 
 
 def as_they_are(grads: Grads) -> List[Any]:

@@ -73,7 +73,7 @@ class Check(NamedTuple):
         return no_faults(count) if self.worst is None else self.worst()
 
     def without_gradients(self, count: int) -> Check:
-        """Returns this check of `count` gradients without any need of them.
+        """Returns this check of `count` gradients, but does not hold them in memory.
 
         The exact check runs now, in a branch of its own. Otherwise the gradients would
         stay in memory until the step is decided, beside those that were clipped. A

@@ -19,40 +19,23 @@ pass updates, and those that are not finite when this begins.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.check import all_finite
+from lossscale.monitor.model import statistics_of
 from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Tensor, Variable
-
-_RESTORED = """\
-Variables that are not trained, such as BatchNormalization's statistics, held inf or \
-NaN after a batch, and were put back to their values from before it: {names}. The \
-summary line at the end of training reports how many such batches there were."""
 
 
 class Statistics:
     """A copy of a model's statistics during one training."""
 
-    #: After how many batches they were put back, as `restored` found it.
-    times = 0
-
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
-        # Inner layers come last: one may be trained within a frozen one.
-        layers = {
-            id(v): layer
-            for layer in keras_versions.layers_of(model)
-            for v in layer.weights
-        }
         # Plain variables, one on each replica, that any context may assign to.
         local = model.distribute_strategy.experimental_local_results
-        pairs = [
-            (v, local(keras_versions.tensor_of(v)))
-            for v in keras_versions.statistics_of(model)
-            if id(v) not in layers or layers[id(v)].trainable
-        ]
+        pairs = [(v, local(keras_versions.tensor_of(v))) for v in statistics_of(model)]
         pairs = [pair for pair in pairs if all(map(all_finite, pair[1]))]
         self._variables, parts = [v for v, _ in pairs], [part for _, part in pairs]
         counts = [
@@ -119,13 +102,8 @@ class Statistics:
         if self._variables:
             self._state = self._mend(*self._state, self._skipped())
 
-    def restored(self) -> Optional[str]:
-        """Reads the device. Returns, once, the message about what was put back."""
-        before = self.times
-        self.times, *counts = self._state[-1].numpy().tolist()
-        if before or not self.times:
-            return None
+    def read(self) -> Tuple[int, List[str]]:
+        """Reads after how many batches some were put back, and the names of these."""
+        times, *counts = self._state[-1].numpy().tolist()
         changed = [v for v, count in zip(self._variables, counts) if count]
-        return _RESTORED.format(
-            names=", ".join(map(keras_versions.variable_name, changed))
-        )
+        return times, [keras_versions.variable_name(v) for v in changed]

@@ -1,298 +1,254 @@
-"""One optimizer that a monitor watches: when to warn, and what its messages say."""
+"""What is remembered between looks: of one optimizer, and of one training."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Sequence
+from functools import cached_property
+from typing import Any, Dict, Hashable, List, Optional, Tuple
 
-from lossscale.monitor import diagnosis, texts
-from lossscale.monitor.reading import Batches, Reading, Readings
-from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
-from lossscale.plotting import scale_text
-from lossscale.ranges.magnitudes import WORDS
-from lossscale.scales.spike_guard import SpikeGuard
+import tensorflow as tf
 
-_BAD_LOSSES = 3  # warn after so many losses in a row that were bad before scaling
-_DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504
-#: The largest scaled gradient may be this many doublings below 65504. The doublings
-#: that remain suffice for all gradients that change a weight.
+from lossscale.monitor.batches import Batches
+from lossscale.monitor.model import (
+    Data,
+    Fault,
+    computes_in_float16,
+    data_of_fit,
+    nonfinite,
+)
+from lossscale.monitor.reading import Reading, backoffs, read
+from lossscale.monitor.statistics import Statistics
+from lossscale.runtime import keras_versions
+from lossscale.runtime.aliases import Variable
+
+BAD_LOSSES = 3  # so many losses in a row that were bad before scaling are a stall
+#: A largest scaled gradient so many doublings below 65504 is far below it. The
+#: doublings that remain suffice for all gradients that change a weight.
 _FAR_BELOW = 16
 
 
-class Watched:
-    """One optimizer that a monitor watches: its readings, and when to warn.
+class Run:
+    """One training, the `training`-th that the monitor watches.
 
     Attributes:
-      name: The prefix of its messages and logs; empty if it is the only one.
-      shares: Whether another watched optimizer shares its loss scale.
+      said: What was said of the model, and when: see `asking`.
+      epoch: The number of the epoch, from 0 on, None if nobody told it.
+      epochs: How many epochs have begun.
+      logs: Keras's logs at the last look.
+      infinite: The variables, not trained, that are infinite from the first, as the
+        least value of a layer of one's own.
+      build_error: Why the model could not be built before its first batch.
     """
 
-    readings: Readings
+    name = ""
+    epoch: Optional[int] = None
+    epochs = 0
+    logs: Any = None
+    build_error: Optional[Exception] = None
+    statistics: Optional[Statistics] = None
+    is_begun = False
+    batches_in_call = 1
+
+    def __init__(self, monitor: Any, watched: List[Watched], training: int = 1) -> None:
+        self.monitor, self.model, self.watched = monitor, monitor.model, watched
+        self.training = training
+        self.infinite: List[Variable] = []
+        self.said: Dict[Any, Hashable] = {}
+
+    def begin(self) -> None:
+        """Reads the starting values, after other callbacks may have restored state."""
+        self.is_begun = True
+        for w in self.watched:
+            w.begin(read(w.optimizer))
+        self.begin_epoch()
+        if self.model.built:
+            untrained = keras_versions.statistics_of(self.model)
+            faults = nonfinite(self.model, untrained)
+            self.infinite = [variable for variable, kind in faults if kind == "inf"]
+        # Keras 2 keeps the number in a variable with a private name.
+        for name in ("steps_per_execution", "_steps_per_execution"):
+            number = getattr(self.model, name, None)
+            if number is not None:
+                number = int(tf.convert_to_tensor(number))
+                self.batches_in_call = max(self.batches_in_call, number)
+
+    def look(self) -> None:
+        for w in self.watched:
+            w.see(read(w.optimizer))
+
+    def begin_epoch(self) -> None:
+        self.epochs += 1
+        params = getattr(self.monitor, "params", None) or {}
+        for w in self.watched:
+            w.begin_epoch(params.get("steps"))
+
+    @property
+    def in_epoch(self) -> str:
+        # Keras counts epochs from 0, and shows them from 1 on.
+        return "" if self.epoch is None else f"Epoch {self.epoch + 1}: "
+
+    @property
+    def has_skipped(self) -> bool:
+        """Whether steps were skipped in this epoch."""
+        return any(w.has_skipped for w in self.watched)
+
+    @cached_property
+    def data(self) -> Data:
+        return data_of_fit(self.model)
+
+
+class Watched:
+    """One optimizer, through all trainings that a monitor watches.
+
+    Attributes:
+      said: What was said of it, and when: see `asking`.
+      name: The prefix of its messages and logs; empty if it is the only one.
+      shares: Whether another watched optimizer shares its loss scale.
+      first, before, last: The readings as the training began, the last but one, and
+        the last.
+      epoch_began: The reading as the epoch began.
+      lowest, highest: The loss scales that were read since the training began.
+      largest, headroom: The last ones that were known. NaN: none was.
+      rooms: The least headrooms of the last epochs, if none of them skipped a step or
+        had little room.
+      zeros: How many of the last epochs skipped no step, and had no gradient but zero.
+    """
+
+    name, shares = "", False
+    zeros = 0
+    largest = headroom = math.nan
+    run: Run
+    first: Reading
+    epoch_began: Reading
     batches: Batches
 
-    name = ""
-
     def __init__(self, optimizer: Any, patience: int) -> None:
-        self.optimizer = optimizer
-        self.shares = self.skipped_in_epoch = False
-        self._patience = patience
+        self.optimizer, self.patience = optimizer, patience
+        self.said: Dict[Any, Hashable] = {}
+        self.rooms: List[float] = []
         self._stuck = 0.0
-        self._epochs, self._least = 0, math.inf
-        self._warned_of_underflow = self._warned_of_spike = False
-        self._warned_of_losses = self._warned_of_many = False  # in this epoch
-        self._judged_skips = 0
 
     def begin(self, reading: Reading) -> None:
-        """Begins, or begins again. Then it reports a stall that continues once more."""
-        self.readings = Readings(reading, vars(self).get("readings"))
-        self._judged = self._epoch_began = reading
-        self._warned_run: Optional[int] = None
-        self._warned_of_weights = False
-        self.batches = Batches(self.optimizer)
-        self._warned_of_losses = self._warned_of_many = False
+        """Begins a training."""
+        self.first = self.before = self.last = reading
+        self.lowest = self.highest = reading.loss_scale
+        self.begin_epoch()
+
+    def begin_epoch(self, batches: Optional[int] = None) -> None:
+        self.epoch_began, self.batches = self.last, Batches(self.optimizer, batches)
+        # Of what is read in this epoch: the least, and whether no gradient is but zero.
+        self._room, self._is_zero = math.inf, True
 
     def see(self, reading: Reading) -> None:
-        self.readings.add(reading)
-
-    def is_stall(self) -> bool:
-        """Returns whether to report a stall now, after a new reading.
-
-        A stall is `patience` skipped steps in a row. Until the first step is applied,
-        only steps count that did not lower the loss scale, since a scale that starts
-        too high must fall until it fits. No scale helps a loss that is not finite
-        before it is scaled, so the third such loss is a stall, too.
-        """
-        before, now = self._judged, self.readings.last
-        self._judged, skips = now, now.skips
-        is_stall = skips.in_a_row >= self._patience
-        if now.applied == 0:
-            scale = self.optimizer.loss_scale
-            lowered = diagnosis.backoffs(scale, before.loss_scale, now.loss_scale)
-            lowered *= int(getattr(scale, "hysteresis", 1))
-            stuck = max(skips.nonfinite - before.skips.nonfinite - lowered, 0.0)
+        before, self.before, self.last = self.last, self.last, reading
+        self.lowest = min(self.lowest, reading.loss_scale)
+        self.highest = max(self.highest, reading.loss_scale)
+        if reading.headroom is not None:
+            self.headroom = reading.headroom
+            self._room = min(self._room, reading.headroom)
+        self._is_zero = self._is_zero and reading.largest == 0.0
+        if reading.largest is not None and math.isfinite(reading.largest):
+            self.largest = reading.largest
+        if reading.applied == 0:
+            lowered = backoffs(self.scale, before.loss_scale, reading.loss_scale)
+            lowered *= int(getattr(self.scale, "hysteresis", 1))
+            skipped = reading.skips.nonfinite - before.skips.nonfinite
+            stuck = max(skipped - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
-            is_stall = is_stall and self._stuck >= self._patience
-        if not is_stall and skips.bad_losses < _BAD_LOSSES:
-            return False
-        # The number of steps skipped before it identifies each run of skipped steps.
-        warned, self._warned_run = self._warned_run, skips.nonfinite - skips.in_a_row
-        return warned != self._warned_run
 
-    def stall(self, model: Any, logs: Any, but: Sequence[Any]) -> Optional[str]:
-        """Returns the message about a stall, or None. `but`: what began as infinite."""
-        if not self.is_stall():
-            return None
-        skips = self.readings.last.skips
-        where = self.batches.where([skips.total - 1])
-        first = texts.STALL.format(
-            steps=skips.in_a_row,
-            unit=self._unit,
-            where=where.replace("at", "the last at", 1),
-            scale=scale_text(self.readings.last.loss_scale),
-        )
-        findings = diagnosis.of_stall(
-            self.optimizer, model, logs, self.readings, self.batches, but
-        )
-        return self._named("\n  * ".join([first, *findings]))
+    def end_epoch(self) -> None:
+        # A scale that overflows is not too low: gradients of activations count, too.
+        if self.has_skipped or self._room <= _FAR_BELOW:
+            self.rooms = []
+        elif self._room < math.inf:
+            self.rooms.append(self._room)
+        is_idle = self.last.applied == self.epoch_began.applied
+        is_zero = self._is_zero and not is_idle and not self.has_skipped
+        self.zeros = self.zeros + 1 if is_zero else 0
+
+    @property
+    def applied(self) -> int:
+        """How many steps were applied in this training."""
+        return self.last.applied - self.first.applied
+
+    @property
+    def has_skipped(self) -> bool:
+        """Whether there were skipped steps in this epoch, also of those that share."""
+        return self.last.skipped != self.epoch_began.skipped
+
+    @property
+    def skipped_in_epoch(self) -> List[Tuple[int, str]]:
+        """The numbers of its skipped steps in this epoch, and why: the last ones."""
+        skips, before = self.last.skips, self.epoch_began.skips.total
+        pairs = enumerate(skips.last, skips.total - len(skips.last))
+        return [(number, why) for number, (_, why) in pairs if number >= before]
+
+    @property
+    def run_of_skips(self) -> Tuple[int, int]:
+        """What tells a run of skipped steps from others: how many were before it."""
+        skips = self.last.skips
+        return self.run.training, skips.nonfinite - skips.in_a_row
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether training stalls: `patience` skipped steps in a row.
+
+        Until the first step is applied, only steps count that did not lower the loss
+        scale, since a scale that starts too high must fall until it fits. That does not
+        mend a loss that is not finite: the third such loss in a row is a stall, too.
+        """
+        skips = self.last.skips
+        is_search = not self.last.applied and self._stuck < self.patience
+        is_long = skips.in_a_row >= self.patience and not is_search
+        return is_long or skips.bad_losses >= BAD_LOSSES
 
     @property
     def until_stall(self) -> int:
         """After how many more steps there may be a stall, if all are skipped."""
-        in_a_row = self.readings.last.skips.in_a_row
-        is_long = in_a_row >= self._patience  # during the search
-        left = self._patience - (int(self._stuck) if is_long else in_a_row)
-        return left if left > 0 else self._patience
-
-    def underflow(self, model: Any = None) -> Optional[str]:
-        """Returns the message about underflow after an epoch, or None."""
-        before, now = self._epoch_began, self.readings.last
-        self._epoch_began = now
-        self._warned_of_losses = self._warned_of_many = False
-        self.batches = Batches(self.optimizer)
-        self.skipped_in_epoch = now.skipped != before.skipped
-        is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
-        # A scale that overflows is not too low: gradients of activations count, too.
-        if self.skipped_in_epoch or is_near:
-            self._epochs, self._least = 0, math.inf
-        elif now.headroom is not None:
-            self._epochs += 1
-            self._least = min(self._least, now.headroom)
-        if self._warned_of_underflow or self._epochs < self._patience:
-            return None
-        if model and not diagnosis.computes_in_float16(self.optimizer, model):
-            return None
-        self._warned_of_underflow = True
-        least = math.floor(self._least)
-        possible = 2.0 ** (math.floor(math.log2(now.loss_scale) + self._least) - 1)
-        return self._named(
-            texts.UNDERFLOW.format(
-                epochs=self._epochs,
-                least=least,
-                left=max(_DOUBLINGS - least, 0),
-                all=_DOUBLINGS,
-                scale=scale_text(now.loss_scale),
-                possible=scale_text(possible),
-            )
-        )
-
-    def bad_batches(self, model: Any, epoch: Optional[int], logs: Any) -> Optional[str]:
-        """Returns the message about bad losses and left out steps, once an epoch."""
-        before, now, scale = (
-            self._epoch_began,
-            self.readings.last,
-            self.optimizer.loss_scale,
-        )
-        skips, count = now.skips, now.skips.losses - before.skips.losses
-        # The skipped steps that are known, by their numbers among all of them, and why.
-        first = skips.total - len(skips.last)
-        skipped = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
-        skipped = [pair for pair in skipped if pair[0] >= before.skips.total]
-        bad = [(number, WORDS[why]) for number, why in skipped if why in WORDS]
-        # A guard's own spikes have a message of their own.
-        reason = self._own_reason
-        left_out = [n for n, why in skipped if why == LEFT_OUT and reason]
-        is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
-        is_overflow = is_new and bool(skipped) and skipped[-1][1] == GRADIENTS
-        hidden = None
-        if is_overflow:
-            hidden = diagnosis.of_input(
-                self.optimizer, model, self.readings, self.batches
-            )
-        if self._warned_of_losses or not (count or left_out or hidden):
-            return None
-        self._warned_of_losses = True
-        said = [f"Epoch {epoch}:"] if epoch is not None else []
-        if count:
-            where = self.batches.where([number for number, _ in bad])
-            # If each loss is bad, it is not the rows: a stall is reported.
-            rows = ": look at these rows" if skips.bad_losses < _BAD_LOSSES else ""
-            said.append(
-                texts.BAD_LOSSES.format(
-                    steps=f"{count} {'step was' if count == 1 else 'steps were'}",
-                    name=diagnosis.bad_outputs(model, logs),
-                    kinds=" or ".join(sorted({kind for _, kind in bad}))
-                    or "not finite",
-                    where=where
-                    if len(bad) == 1
-                    else where.replace(" at", " last at", 1),
-                    rows=rows,
-                )
-            )
-            if scale._can_change and not self.optimizer.engine.skips_losses:
-                said.append(
-                    texts.BAD_LOSS_COUNTED.format(
-                        before=scale_text(before.loss_scale),
-                        now=scale_text(now.loss_scale),
-                    )
-                )
-        if hidden:
-            said.append(hidden)
-        if left_out:
-            where = self.batches.where(left_out)
-            said.append(texts.LEFT_OUT.format(reason=reason, where=where))
-        return self._named(" ".join(said))
-
-    def many_bad_losses(self) -> Optional[str]:
-        """Returns the message about bad losses that counted, once in each epoch."""
-        before, now = self._epoch_began, self.readings.last
-        count = now.counted_losses - before.counted_losses
-        if self._warned_of_many or not count:
-            return None
-        self._warned_of_many = True
-        return self._named(
-            texts.MANY_BAD_LOSSES.format(
-                counted="1 of them counted as an overflow"
-                if count == 1
-                else f"{count} of them counted as overflows",
-                before=scale_text(before.loss_scale),
-                now=scale_text(now.loss_scale),
-            )
-        )
-
-    def unchecked(self, model: Any) -> Optional[str]:
-        """Returns the message about weights that are not finite, once."""
-        if self._warned_of_weights or self.optimizer.loss_scale.checks_gradients:
-            return None
-        finding = diagnosis.of_weights(model)
-        self._warned_of_weights = bool(finding)
-        return finding and self._named(finding)
-
-    def spike(self) -> Optional[str]:
-        if self._warned_of_spike or not self._spikes:
-            return None
-        self._warned_of_spike = True
-        return self._named(texts.SPIKE.format(last=self._last_spike))
-
-    def _named(self, message: str) -> str:
-        return f"{self.name}: {message}" if self.name else message
+        in_a_row = self.last.skips.in_a_row
+        is_long = in_a_row >= self.patience  # during the search
+        left = self.patience - (int(self._stuck) if is_long else in_a_row)
+        return left if left > 0 else self.patience
 
     @property
-    def _spikes(self) -> int:
-        return (self.readings.last.spikes or 0) - (self.readings.first.spikes or 0)
+    def spikes(self) -> int:
+        """How many spikes were skipped since the training began."""
+        return (self.last.spikes or 0) - (self.first.spikes or 0)
 
     @property
-    def _last_spike(self) -> str:
-        spike = self.optimizer.last_spike()
-        if spike is None:  # it was another optimizer's, or came before a restart
-            return "of unknown size"
-        return texts.LAST_SPIKE.format(
-            largest=spike.largest,
-            name=spike.name,
-            times=spike.largest / spike.limit,
-            limit=spike.limit,
-        )
+    def scale(self) -> Any:
+        return self.optimizer.loss_scale
 
     @property
-    def _unit(self) -> str:
+    def floor(self) -> float:
+        return getattr(self.scale, "min_loss_scale", 0.0)
+
+    @property
+    def faults(self) -> List[Fault]:
+        """The variables whose gradients were not finite at the last such step."""
+        return [(f.variable, f.kind) for f in self.optimizer.nonfinite_gradients()]
+
+    @property
+    def computes_in_float16(self) -> bool:
+        return computes_in_float16(self.optimizer, self.run.model)
+
+    @property
+    def unit(self) -> str:
         steps = getattr(self.optimizer, "gradient_accumulation_steps", None)
         text = f" (each a batch, with gradient_accumulation_steps={steps})"
         return text if steps else ""
 
+    def skipped(self, reading: Reading) -> int:
+        """Returns the skipped steps: only its own ones if the loss scale is shared."""
+        return reading.skips.nonfinite if self.shares else reading.skipped
+
     def add_to(self, logs: Dict[str, Any]) -> None:
-        prefix, last = f"{self.name}_" if self.name else "", self.readings.last
+        prefix, last = f"{self.name}_" if self.name else "", self.last
         logs[f"{prefix}loss_scale"] = last.loss_scale
-        logs[f"{prefix}skipped_steps"] = self._skipped(last)
+        logs[f"{prefix}skipped_steps"] = self.skipped(last)
         logs[f"{prefix}nonfinite_losses"] = last.skips.losses
         if last.spikes is not None:
             logs[f"{prefix}spikes"] = last.spikes
         if last.largest is not None:
-            logs[f"{prefix}headroom"] = self.readings.headroom
-            logs[f"{prefix}largest_gradient"] = self.readings.largest
-
-    def summary(self) -> str:
-        start, now = self.readings.first, self.readings.last
-        skipped = self._skipped(now) - self._skipped(start)
-        scales = [now.loss_scale, self.readings.lowest, self.readings.highest]
-        final, low, high = map(scale_text, scales)
-        line = (
-            f"Loss scale{f' of {self.name}' if self.name else ''}: "
-            f"{now.applied - start.applied} steps applied, {skipped} skipped"
-            f"{self._unit}; "
-        )
-        if self.shares:
-            bad = now.skipped - start.skipped
-            line += f"shared, with {bad} steps skipped for all; "
-        line += f"it is {final}, and was read between {low} and {high}."
-        losses = now.skips.losses - start.skips.losses
-        if losses:
-            line += f" Steps skipped for a loss that was not finite: {losses}."
-        left_out = now.skips.left_out - start.skips.left_out
-        reason = self._own_reason
-        if left_out and reason:
-            line += f" Steps left out as {reason}: {left_out}."
-        if self._spikes:
-            line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
-        if not math.isnan(self.readings.headroom):
-            line += f" Headroom: {self.readings.headroom:.1f} doublings."
-        return line
-
-    @property
-    def _own_reason(self) -> str:
-        """What a guard leaves out, unless its reports are those of a SpikeGuard."""
-        guard = self.optimizer.guard
-        is_own = guard is not None and not isinstance(guard, SpikeGuard)
-        return guard.left_out_as if is_own else ""
-
-    def _skipped(self, reading: Reading) -> int:
-        """Returns the skipped steps: only its own ones if the loss scale is shared."""
-        return reading.skips.nonfinite if self.shares else reading.skipped
+            logs[f"{prefix}headroom"] = self.headroom
+            logs[f"{prefix}largest_gradient"] = self.largest

@@ -7,14 +7,17 @@ import inspect
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from lossscale import arguments
+from lossscale.optimizer import engine as engines
 from lossscale.optimizer import files, keras_arguments, wrappers
 from lossscale.optimizer.dialect import Dialect, InnerSum, answered
-from lossscale.optimizer.engine import EngineOfWrapper, Host, LossScaleEngine
+from lossscale.optimizer.engine import ARGUMENTS, refuse_attribute
 from lossscale.optimizer.record import NonfiniteGradient, Spike
-from lossscale.runtime.aliases import Grad, Grads, Tensor
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 from lossscale.scales.guard import Guard
+from lossscale.scales.variables import HELD_ANOTHER
 
 #: For `with_loss_scale`: the guard stays.
 KEPT = "kept"
@@ -75,7 +78,7 @@ class LossScaleOptimizer:
     iterations: Any
     name: str
     #: These are set in `__dict__`, or Keras would track what is in them.
-    _engine: LossScaleEngine
+    _engine: engines.LossScaleEngine
     _inner_sum: InnerSum
     _given_name: str
     #: Keras 2's own wrapper has it, and programs read it.
@@ -83,6 +86,13 @@ class LossScaleOptimizer:
     _dialect: Dialect
 
     __signature__ = wrappers.Signature()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ARGUMENTS:
+            value = vars(cls).get(name)
+            if value is not None and not hasattr(value, "__get__"):
+                refuse_attribute(name, value)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
@@ -122,29 +132,42 @@ class LossScaleOptimizer:
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
         # No partial: `copy` would copy the optimizer in it once more, and fail.
         count = lambda: dialect.applied_steps(inner_optimizer)  # noqa: E731
-        engine = EngineOfWrapper(
-            Host(count, unscales_in_apply=dialect.unscales_in_apply),
+        engine = engines.EngineOfWrapper(
+            engines.Host(count, unscales_in_apply=dialect.unscales_in_apply),
             ours["loss_scale"],
             guard=guard,
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
             gather=gather,
         )
+        files.check_names(engine._state_variables())
         name = name or "loss_scale_optimizer"
         construct: Any = super().__init__  # of Keras's own wrapper
         construct(inner_optimizer, **dialect.constructor_arguments(name))
-        inner_sum = dialect.take(inner_optimizer, communication_dtype is not None)
-        self.__dict__.update(_engine=engine, _inner_sum=inner_sum, _given_name=name)
+        self.__dict__.update(_engine=engine, _given_name=name)
         self.__dict__.update(_loss_scale=engine.loss_scale)
+        self._take_inner()
+
+    def _take_inner(self) -> None:
+        """Marks the inner optimizer as wrapped, and tracks what checkpoints hold."""
+        engine = self._engine
+        sums = engine.communication_dtype is not None
+        inner_sum = self._dialect.take(self.inner_optimizer, sums)
+        self.__dict__.update(_inner_sum=inner_sum)
+        tracked = {"loss_scale": engine.loss_scale, "faults": engine.record}
+        tracked.update({} if engine.guard is None else {"guard": engine.guard})
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
-        track(engine.loss_scale, "loss_scale")
-        if engine.guard is not None:
-            track(engine.guard, "guard")
-        track(engine.record, "faults")
-        files.check_names(engine._state_variables())
-        # After the loss scale: what is restored at once into that one resets these.
-        for key, variable in engine._saved().items():
-            track(variable, key)
+        for key, each in {**tracked, **engine._saved()}.items():
+            track(each, key)
+
+    def _own_variables(self) -> Dict[str, Variable]:
+        """Returns what files hold of the loss scale and the guard, by name."""
+        # Asked each time: a loss scale of the user's may create some at its first step.
+        variables = {files.plain_name(v): v for v in self._engine._state_variables()}
+        variables.update(self._engine._saved())
+        names = self._dialect.listed_last
+        last = {name: variables.pop(name) for name in names if name in variables}
+        return {**variables, **last}
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -155,7 +178,7 @@ class LossScaleOptimizer:
         return f"LossScaleOptimizer({', '.join(listed)})"
 
     @property
-    def engine(self) -> LossScaleEngine:
+    def engine(self) -> engines.LossScaleEngine:
         """The `LossScaleEngine` that scales, unscales and decides about steps."""
         return self._engine
 
@@ -250,14 +273,9 @@ class LossScaleOptimizer:
     dynamic_scale = answered("current_loss_scale")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_ours = getattr(type(self), name, None) is LossScaleOptimizer.loss_scale
-        if is_ours:  # Keras 3 would track the value before the property refuses it
-            raise AttributeError(
-                "`loss_scale` must not be set, got "
-                f"{arguments.shown(value)} for the attribute. Write "
-                "optimizer = optimizer.with_loss_scale(...), or, to set the value, "
-                "optimizer.loss_scale.current_loss_scale.assign(...)."
-            )
+        if name in ARGUMENTS and hasattr(type(self), name):
+            # Keras 3 would track the value before a property refuses it.
+            refuse_attribute(name, value)
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
@@ -301,6 +319,8 @@ class LossScaleOptimizer:
         if isinstance(inner, dict):
             inner = wrapper._dialect.deserialize(inner, custom_objects)
         if isinstance(loss_scale, dict):
+            if "loss_scale" in (loss_scale.get("config") or {}):
+                raise ValueError(HELD_ANOTHER)
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
         if isinstance(config.get("guard"), dict):
             guard = serialization.deserialize(config["guard"], custom_objects)
@@ -311,13 +331,29 @@ class LossScaleOptimizer:
     def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
         # The user's own class, if `wrappers.for_call` derived `cls` from it.
         asked: Any = getattr(cls, "_asked_class", cls)
-        names = set(inspect.signature(asked).parameters)
-        if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
+        parameters = inspect.signature(asked).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        # Or it was written to derive from Keras's own wrapper, and takes its arguments.
+        theirs = {*parameters} & {*keras_arguments.OF_THE_SCALE}
+        is_ours = "loss_scale" in parameters or not theirs
+        for name, value in {} if takes_all else others.items():
+            if name not in parameters and (is_ours or name != "name"):
+                raise TypeError(
+                    f"`__init__` of {asked.__name__} must take `{name}`, got {name}="
+                    f"{arguments.shown(value)} of an optimizer that is copied, "
+                    "replaced or loaded. Give it **kwargs, and write "
+                    "super().__init__(inner_optimizer, loss_scale, **kwargs)."
+                )
+        if is_ours:
             return asked(inner, loss_scale, **others)
-        # It was written to derive from Keras's own wrapper, and takes its arguments.
         resolved: Any = serialization.get(loss_scale)
         passed = {**others, **keras_arguments.as_theirs(resolved)}
-        return asked(inner, **{n: v for n, v in passed.items() if n in names})
+        kept = {n: v for n, v in passed.items() if takes_all or n in parameters}
+        made = asked(inner, **kept)
+        if mode.current().knows_values:
+            for new, given in zip(made.loss_scale.variables, resolved.variables):
+                new.assign(given)
+        return made
 
     @classmethod
     def from_keras(
@@ -356,12 +392,10 @@ class LossScaleOptimizer:
         loss_scale = keras_arguments.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._dialect.release(inner)
-        dtype = communication_dtype
-        others = {} if dtype is None else {"communication_dtype": dtype}
-        if nonfinite_loss != "backoff":
-            others["nonfinite_loss"] = nonfinite_loss
-        if guard is not None:
-            others["guard"] = guard
+        options = {"guard": guard, "communication_dtype": communication_dtype}
+        options["nonfinite_loss"] = nonfinite_loss
+        defaults = (None, "backoff")
+        others = {n: value for n, value in options.items() if value not in defaults}
         return cls._of(inner, loss_scale, others)
 
     def with_loss_scale(self, loss_scale: Any, *, guard: Any = KEPT) -> Any:
@@ -396,16 +430,20 @@ class LossScaleOptimizer:
         """
         engine, inner = self._engine, self.inner_optimizer
         engine._check_can_be_replaced()
-        loss_scale = engine._usable(loss_scale)
         others = {"name": self.name, **engine._options()}
         if not (isinstance(guard, str) and guard == KEPT):
             others["guard"] = serialization.get_guard(guard)
+        others = {n: value for n, value in others.items() if value is not None}
         self._dialect.release(inner)
+        engine._is_replaced = True
         try:
             other = self._of(inner, loss_scale, others)
         except BaseException:
-            inner_sum = self._dialect.take(inner, self.communication_dtype is not None)
-            self.__dict__.update(_inner_sum=inner_sum)
+            engine._is_replaced = False
+            if engine.guard is not None:
+                engine.guard._claim(None)  # the new engine, which failed, had it
+                engine.guard._claim(engine)
+            self._take_inner()
             raise
         other.engine._replace(engine)
         return other
@@ -430,6 +468,6 @@ class LossScaleOptimizer:
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)
         options = copy.deepcopy(self._engine._options(), memo)
-        copied = type(self)(inner, loss_scale, name=self.name, **options)
+        copied = self._of(inner, loss_scale, {"name": self.name, **options})
         copied.engine._take_level_of(self._engine)
         return copied

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.arguments import shown
+from lossscale.optimizer import files
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads
 
@@ -27,6 +28,7 @@ class Dialect(abc.ABC):
         The last one sums.
       unscales_in_apply: Whether this Keras's own wrapper unscales in `apply_gradients`.
       not_in_names: The characters that this Keras allows in no name.
+      listed_last: The names of our variables that lists hold last, in this order.
     """
 
     keras: Any
@@ -34,6 +36,7 @@ class Dialect(abc.ABC):
     summing_methods: Tuple[str, ...]
     unscales_in_apply: bool
     not_in_names: str = ""
+    listed_last: Tuple[str, ...] = files.LAST
 
     @abc.abstractmethod
     def constructor_arguments(self, name: str) -> Dict[str, Any]:

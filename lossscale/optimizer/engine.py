@@ -22,6 +22,7 @@ from lossscale.optimizer.reduction import (
     summed,
 )
 from lossscale.optimizer.step import Step
+from lossscale.optimizer.uses import Uses
 from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -34,6 +35,24 @@ _DICT = """\
 `loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
 its losses up, scale_loss(sum(losses.values())), or scale each: \
 {{name: scale_loss(each) for name, each in losses.items()}}."""
+
+
+#: Arguments that no attribute changes: steps are made for what they were at first.
+ARGUMENTS = ("loss_scale", "guard", "communication_dtype", "nonfinite_loss")
+
+
+def refuse_attribute(name: str, value: Any) -> None:
+    """Raises: an argument is set as an attribute, of an object or of a class."""
+    shown = arguments.shown(value)
+    given, instead = "..." if " of class " in shown else shown, ""
+    if name in ("loss_scale", "guard"):
+        instead = ". For another one in a run write optimizer.with_loss_scale(...), to "
+        instead += "set the value optimizer.loss_scale.current_loss_scale.assign(...)"
+    raise AttributeError(
+        f"`{name}` must be an argument of the constructor, got {shown} for an "
+        f"attribute. Write {name}={given} there, in a subclass "
+        f"super().__init__(..., {name}={given}){instead}."
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,9 @@ class LossScaleEngine(tf.Module):
         #: Its attribute is its key in checkpoints.
         self.guard: Optional[Guard] = serialization.get_guard(guard)
         self.loss_scale = self._usable(loss_scale)
+        self._check_sharing()
         if self.guard is not None:
+            self.guard._claim(self)
             self.loss_scale.keep_largest()
         host = self._host or Host(applied_steps=lambda: self._counted)
         self.division = PendingDivision(
@@ -143,14 +164,20 @@ class LossScaleEngine(tf.Module):
         if self.skips_losses:
             count_ignored_steps(self.loss_scale)
             self.ignored_losses = IgnoredLosses(host.applied_steps)
-            self.division.uses.ignored_losses.add(self.ignored_losses)
             self.record.kept["bad_losses_counted"] = self.ignored_losses.counted
         if self._host is None:
             self._count_steps()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_none = name == "loss_scale" and not isinstance(value, LossScale)
+        is_set = name in vars(self) or callable(getattr(type(self), name, None))
+        if name in ARGUMENTS and (is_none or is_set):
+            refuse_attribute(name, value)
+        super().__setattr__(name, value)
+
     def _count_steps(self) -> None:
         """Begins to count applied steps. Checkpoints hold all that this engine has."""
-        self.division.mistakes.kind = type(self).__name__
+        self.division.warnings.optimizer_class = type(self).__name__
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
@@ -158,7 +185,7 @@ class LossScaleEngine(tf.Module):
             self._track_trackable(variable, name)
 
     def _usable(self, loss_scale: Any) -> LossScale:
-        usable = serialization.get(loss_scale)
+        usable = serialization.get_checked(loss_scale, self.guard)
         if usable is None:
             raise TypeError(
                 "`loss_scale` must not be None. To train without a loss scale, use the "
@@ -187,8 +214,20 @@ class LossScaleEngine(tf.Module):
                 )
         return usable
 
+    def _check_sharing(self) -> None:
+        """Raises if the loss scale's variables would depend on who else used it."""
+        has_ignored = self.loss_scale.ignored_loss_steps is not None
+        was_used = isinstance(self.loss_scale._observer, Uses)
+        if has_ignored != self.skips_losses and (has_ignored or was_used):
+            shown = '"skip"' if has_ignored else '"backoff"'
+            raise ValueError(
+                f"`nonfinite_loss` must be {shown} as in the other optimizer that uses "
+                f"or has used this loss scale, got the other one. Write "
+                f"nonfinite_loss={shown}, or pass a new loss scale."
+            )
+
     def _options(self) -> Dict[str, Any]:
-        """Returns the arguments that older releases do not know, if they are set."""
+        """Returns the arguments that are set, of those that most programs leave out."""
         options = {
             "communication_dtype": self.communication_dtype,
             "guard": self.guard,
@@ -342,13 +381,12 @@ class LossScaleEngine(tf.Module):
             )
 
     def _replace(self, other: LossScaleEngine) -> None:
-        """Takes the place of another engine, which takes no steps from now on."""
+        """Takes the place of another engine, which `_is_replaced`."""
         self.division.replace(other.division)
         self._take_level_of(other)
         self.record.kept.update(self.division.variables())
         for entry in other.record.entries:
             self.build(entry.variables)
-        other._is_replaced = True
 
     def _take_level_of(self, other: LossScaleEngine) -> None:
         for name, variable in self._saved().items():

@@ -1,28 +1,36 @@
 """What Keras's files and lists of weights hold of a wrapper.
 
-Names and orders are file format: files of all releases since 0.1.0 must load.
+Names and orders are file format: what 3.1.0 has written must load. Most routes have a
+name for each value. A list without names must have the length, shapes and dtypes of one
+that the wrapper knows.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, List
+from typing import Any, Iterable, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.runtime.aliases import Variable
 from lossscale.runtime.loss_scale_warning import warn
-from lossscale.scales.ignored_losses import SINCE_3_1_0
+from lossscale.scales.ignored_losses import IGNORED_STEPS, LEVEL, LEVEL_AT
+from lossscale.scales.variables import HELD_ANOTHER
 
-#: Variables that files of 0.1.0 do not hold, and those that files of 3.0.0 do not hold.
-#: Files without names hold them last, in this order.
-_SINCE_0_1_0 = ("consecutive_skipped_steps",)
-_NEWER = (*_SINCE_0_1_0, *SINCE_3_1_0)
+#: Lists hold these last, in this order.
+LAST = (IGNORED_STEPS, LEVEL, LEVEL_AT)
+#: Names that only a loss scale of 3.1.0 has in files that holds another one.
+_OF_HOLDERS = {"guard_last_step_finite", "loss_scale"}
 
 NOT_BUILT = """\
 The optimizer was saved without its slots, such as Adam's moments. They were read from \
 an .h5 file, and wait until the optimizer is built. Build it, and save again:
+
+    model.optimizer.build(model.trainable_variables)
+"""
+NOT_READ = """\
+The optimizer is not built, so its state was not read. Build it, and read it again:
 
     model.optimizer.build(model.trainable_variables)
 """
@@ -48,37 +56,59 @@ def plain_name(variable: Variable) -> str:
     return str(variable.name).split(":")[0]
 
 
-def in_order(variables: List[Variable]) -> List[Variable]:
-    """Returns a wrapper's own variables in the order of Keras 2's files."""
-    places = {name: place for place, name in enumerate(_NEWER)}
-    return sorted(variables, key=lambda v: places.get(plain_name(v), -1))
+def refuse_holder(names: Iterable[str], own: Mapping[str, Variable]) -> None:
+    """Raises if a file is of a loss scale that held another one."""
+    if _OF_HOLDERS & {*names} - {*own}:
+        raise ValueError(HELD_ANOTHER)
 
 
-def is_count_of(count: int, inner: List[Variable], ours: List[Variable]) -> bool:
-    """Whether a file without names that holds so many variables is one of ours.
-
-    Older releases did not write the newest of `ours`, the wrapper's variables.
-    """
-    names = [plain_name(variable) for variable in ours]
-    newer = sum(name in SINCE_3_1_0 for name in names)
-    since = sum(name in _SINCE_0_1_0 for name in names)
-    older = len(inner) + len(ours) - newer
-    # A file of a run with nonfinite_loss="skip", into an optimizer without it.
-    with_skip = set() if newer else {older + len(SINCE_3_1_0)}
-    return count in {len(inner), older - since, older, *with_skip}
+def unnamed(variables: Iterable[Variable]) -> List[Tuple[str, Variable]]:
+    """Returns variables as a part of a list, of which no file has a known name."""
+    return [("", variable) for variable in variables]
 
 
-def fits(variable: Any, value: Any) -> bool:
-    """Whether a variable can hold a value, and holds values of that kind."""
-    held, tensor = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
-    if not tensor.shape.is_compatible_with(variable.shape):
+def fit(listed: Sequence[Tuple[str, Variable]], values: Sequence[Any]) -> bool:
+    """Whether a list of values is that of these variables, each after its name."""
+    return len(values) == len(listed) and all(map(_fits, listed, values))
+
+
+def _fits(listed: Tuple[str, Variable], value: Any) -> bool:
+    name, variable = listed
+    if name and is_of_h5(value) and _name_in_h5(value) != name:
         return False
-    if held.is_floating:
-        return bool(tensor.dtype.is_floating or tensor.dtype.is_integer)
-    return bool(
-        held.is_integer == tensor.dtype.is_integer
-        and held.is_bool == tensor.dtype.is_bool
+    held, given = tf.as_dtype(variable.dtype), np.asarray(value).dtype.kind
+    if not tf.TensorShape(np.shape(value)).is_compatible_with(variable.shape):
+        return False
+    if held.is_floating:  # NumPy has no kind for bfloat16
+        return given in "fiuV"
+    return given == "b" if held.is_bool else given in "iu"
+
+
+def is_of_h5(value: Any) -> bool:
+    """Whether Keras has read a value from an .h5 file. Only those have names."""
+    return type(value).__module__.split(".")[0] == "h5py"
+
+
+def _name_in_h5(value: Any) -> str:
+    return str(value.name).split("/")[-1].split(":")[0]
+
+
+def refuse(values: Sequence[Any], own: Mapping[str, Variable], inner: int) -> None:
+    """Raises: a list of values is none that a wrapper knows."""
+    read = [_name_in_h5(value) for value in values if is_of_h5(value)]
+    flags = sum(np.asarray(value).dtype.kind == "b" for value in values)
+    if flags > sum(tf.as_dtype(v.dtype).is_bool for v in own.values()):
+        raise ValueError(HELD_ANOTHER)  # each loss scale of 3.1.0 has one
+    listed = ", ".join(own)
+    message = (
+        f"`weights` must be the {len(own) + inner} values of `variables`, which are "
+        f"{listed} and {inner} of the inner optimizer, or the {inner} of "
+        f"`inner_optimizer.variables`, got {len(values)} values that are neither. Take "
+        "them from an optimizer with the same arguments. Nothing has changed."
     )
+    if read:  # Keras hides the error
+        warn(message)
+    raise ValueError(message)
 
 
 def load_what_is_there(inner: Any, store: Any) -> None:
@@ -104,7 +134,7 @@ def _build_with(inner: Any, values: List[Any], *args: Any, **kwargs: Any) -> Non
     before = len(inner.variables)
     inner.build(*args, **kwargs)
     slots = inner.variables[before:]
-    if len(slots) != len(values) or not all(map(fits, slots, values)):
+    if not fit(unnamed(slots), values):
         warn(_DO_NOT_FIT)
         return
     for slot, value in zip(slots, values):

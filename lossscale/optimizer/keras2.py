@@ -22,7 +22,7 @@ from lossscale.optimizer.dialect import Dialect, delegated, forwarded
 from lossscale.runtime import float16_weights, keras_versions, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
-from lossscale.scales.ignored_losses import SINCE_3_1_0
+from lossscale.runtime.loss_scale_warning import warn
 
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
 _TRACKED = "_lossscale_tracked"
@@ -33,6 +33,7 @@ class Keras2Dialect(Dialect):
 
     unscales_in_apply = False
     is_legacy: bool
+    listed_last = ("consecutive_skipped_steps", *files.LAST)
 
     def __init__(self, keras: Any, optimizer_class: type) -> None:
         self.keras, self.optimizer_class = keras, optimizer_class
@@ -57,8 +58,17 @@ class Keras2Dialect(Dialect):
 
     def release(self, inner: Any) -> None:
         super().release(inner)
-        # Keras's own wrapper tracks objects under these names.
-        vars(inner).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
+        # Keras's own wrapper tracks objects under the first two names. What a
+        # checkpoint holds for a guard that was not there is not for the next one. There
+        # is no public way to untrack an object (names seen on TensorFlow 2.4 to 2.21).
+        names = vars(inner).pop(_TRACKED, {"base_optimizer", "loss_scale"})
+        held, private = vars(inner), "_self_unconditional_"
+        for name in {*names, "guard"}:
+            held.get(f"{private}deferred_dependencies", {}).pop(name, None)
+        for name in names:
+            held.get(f"{private}dependency_names", {}).pop(name, None)
+        tracked = held.get(f"{private}checkpoint_dependencies", [])
+        tracked[:] = [each for each in tracked if each.name not in names]
 
     @abc.abstractmethod
     def variables_of(self, inner: Any) -> List[Variable]:
@@ -160,7 +170,7 @@ class Keras2Base(LossScaleOptimizer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not mode.current().knows_values:
-            for variable in self._own_variables():
+            for variable in self._own_variables().values():
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
                 self._dialect.module.backend.track_variable(variable)
 
@@ -168,12 +178,12 @@ class Keras2Base(LossScaleOptimizer):
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
         # In a checkpoint the wrapper looks like the inner optimizer, with its loss
-        # scale where Keras's wrapper has one. What an earlier one tracked is replaced.
+        # scale where Keras's wrapper has one.
         inner = self.inner_optimizer
         tracked = vars(inner).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
         try:
-            track(trackable, name, overwrite or name in tracked)
+            track(trackable, name, overwrite)
         except ValueError:
             tracked_before = inner._lookup_dependency(name)
             if tracked_before is None or tracked_before is trackable:
@@ -246,27 +256,23 @@ class Keras2Base(LossScaleOptimizer):
         return list(self._dialect.keras.backend.batch_get_value(self._all_variables()))
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the values of `get_weights`. Those of the loss scale may be missing.
+        """Sets the values of `get_weights`, or those of the inner optimizer alone.
 
-        If only those that older releases do not know are missing, they become 0.
+        Raises:
+          ValueError: `weights` is neither list. Nothing has changed then.
         """
-        weights, variables = list(weights), self._all_variables()
-        pairs = list(zip(variables, weights))
-        if len(weights) > len(self._dialect.variables_of(self.inner_optimizer)):
-            missing = variables[len(weights) :]
-            pairs += [(v, 0) for v in missing if files.plain_name(v) in SINCE_3_1_0]
-        self._dialect.keras.backend.batch_set_value(pairs)
-
-    def _own_variables(self) -> List[Variable]:
-        saved = self._engine._saved().values()
-        return files.in_order([*self._engine._state_variables(), *saved])
+        values, inner = list(weights), self._dialect.variables_of(self.inner_optimizer)
+        own = self._own_variables()
+        for ours in (own, {}):
+            if files.fit([*files.unnamed(inner), *ours.items()], values):
+                pairs = zip([*inner, *ours.values()], values)
+                self._dialect.keras.backend.batch_set_value(list(pairs))
+                return
+        files.refuse(values, own, len(inner))
 
     def _all_variables(self) -> List[Variable]:
         inner = self._dialect.variables_of(self.inner_optimizer)
-        return [*inner, *self._own_variables()]
-
-    def _listed_variables(self) -> List[Variable]:
-        return self._all_variables()
+        return [*inner, *self._own_variables().values()]
 
 
 class _Name(str):
@@ -304,11 +310,11 @@ class _Legacy(Keras2Base):
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
     def variables(self) -> List[Variable]:
-        return self._listed_variables()
+        return self._all_variables()
 
     @property
     def weights(self) -> List[Variable]:
-        return self._listed_variables()
+        return self._all_variables()
 
 
 class _New(Keras2Base):
@@ -346,30 +352,47 @@ class _New(Keras2Base):
 
     @property
     def variables(self) -> Any:
-        return CallableList(self._listed_variables())
+        return CallableList(self._all_variables())
 
     @property
     def _variables(self) -> List[Variable]:
         return self._all_variables()
 
+    @property
+    def _has_slots(self) -> bool:
+        return getattr(self.inner_optimizer, "_built", False)  # no public name
+
     def set_weights(self, weights: Any) -> None:
-        weights = list(weights)
-        if hasattr(self.inner_optimizer, "set_weights"):  # TensorFlow 2.10's has none
-            # It raises if there are no slots yet: their values are no loss scale's.
-            self.inner_optimizer.set_weights(weights)
+        inner = self.inner_optimizer
+        if not self._has_slots and hasattr(inner, "set_weights"):  # 2.10's has none
+            inner.set_weights(weights)  # Keras's own error
         super().set_weights(weights)
 
-    def load_own_variables(self, store: Any) -> None:
-        """Reads `variables` from a file. The loss scale's variables may be missing."""
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the inner optimizer's variables as it does, ours by their names."""
         inner = self._dialect.variables_of(self.inner_optimizer)
-        count, values = len(store.keys()), []
-        if files.is_count_of(count, inner, self._own_variables()):
-            values = [store[str(number)][()] for number in range(count)]
-        # As many values may be those of slots that this optimizer does not have yet.
-        if values and all(map(files.fits, self._all_variables(), values)):
-            super().set_weights(values)
-        else:  # Keras reads them, or raises its own error
-            super().load_own_variables(store)  # type: ignore[misc]
+        for name, variable in [*enumerate(inner), *self._own_variables().items()]:
+            store[str(name)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote, or a list of all these values.
+
+        3.1.0 writes such lists, and an optimizer without a wrapper its own.
+        """
+        own, read = self._own_variables(), {n: store[n] for n in set(store.keys())}
+        files.refuse_holder(read, own)
+        values = [read[str(n)][()] for n in range(sum(map(str.isdigit, read)))]
+        named = {n: read[n][()] for n in own if n in read}
+        inner = self._dialect.variables_of(self.inner_optimizer)
+        found = {n: own[n] for n in named}
+        listed = [*files.unnamed(inner), *found.items()]
+        if named and files.fit(listed, [*values, *named.values()]):
+            for (_, variable), value in zip(listed, [*values, *named.values()]):
+                variable.assign(value)
+        elif not self._has_slots:
+            warn(files.NOT_READ)  # the slots that it will have may be as many
+        else:
+            super().set_weights([*values, *named.values()])
 
 
 class CallableList(List[Any]):

@@ -20,7 +20,6 @@ from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
-from lossscale.scales.ignored_losses import SINCE_3_1_0
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
 #: an optimizer's checkpoint holds none of them.
@@ -244,52 +243,28 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return self.inner_optimizer.iterations
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the values of `variables`, in the order of `variables`.
-
-        It also takes the list of Keras's own wrapper, and that of an optimizer without
-        a wrapper, which leaves the loss scale as it is.
+        """Sets the values of `variables`, or those of `inner_optimizer.variables`.
 
         Raises:
-          ValueError: `weights` is none of these lists. Nothing has changed then.
+          ValueError: `weights` is neither list. Nothing has changed then.
         """
-        weights = list(weights)
-        inner = self.inner_optimizer
-        if not inner.built and not self._is_asked_to_build:
-            inner.set_weights(weights)  # Keras's own error
-        ours = list(self._listed.values())
-        newer = [self._listed[name] for name in SINCE_3_1_0 if name in self._listed]
-        older = ours[: len(ours) - len(newer)]
-        # The list of an optimizer that differs in `nonfinite_loss`, or of a release
-        # that does not know the newest variables.
-        other = older if newer else [*ours, *[np.int64(0)] * len(SINCE_3_1_0)]
-        by_name = {files.plain_name(variable): variable for variable in older}
-        # Keras's wrapper lists iteration, learning rate, counter and scale.
-        theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
-        theirs[2] = by_name.get("good_steps", theirs[2])
-        theirs[3] = by_name.get("current_loss_scale", theirs[3])
-        for leading in (ours, other, theirs, []):
-            listed = [*leading, *inner.variables]
-            # Slots that do not exist yet cannot be compared with.
-            rest = len(weights) - len(listed)
-            has_room = rest == 0 or (rest > 0 and not inner.built)
-            if has_room and all(map(files.fits, listed, weights)):
-                if inner.built:
-                    inner.set_weights(weights[len(leading) :])
-                else:
-                    files.set_when_built(inner, weights[len(leading) :])
-                for variable, weight in zip(leading, weights):
-                    if isinstance(variable, _AsKerasVariable):
-                        variable.assign(weight)
-                if leading and leading is not ours:
-                    for variable in newer:
-                        variable.assign(0)
-                return
-        raise ValueError(
-            "`weights` must be the values of `variables`, of the `variables` of "
-            "Keras's own LossScaleOptimizer, or of `inner_optimizer.variables`, got "
-            f"{len(weights)} values that fit none of these lists. Pass "
-            "[v.numpy() for v in optimizer.variables] of the other optimizer."
-        )
+        values, inner, own = list(weights), self.inner_optimizer, self._own_variables()
+        # Keras builds an optimizer for no variables before it reads an .h5 file of it.
+        waits = not inner.built and self._is_asked_to_build
+        if not inner.built and not (waits and all(map(files.is_of_h5, values))):
+            inner.set_weights(values)  # Keras's own error
+        # Slots that do not exist yet have no names to look for.
+        there = [(each.name if waits else "", each) for each in inner.variables]
+        for ours in (own, {}):
+            listed = [*ours.items(), *there]
+            if not files.fit(listed, values[: len(listed)] if waits else values):
+                continue
+            rest = values[len(ours) :]
+            files.set_when_built(inner, rest) if waits else inner.set_weights(rest)
+            for variable, value in zip(ours.values(), values):
+                variable.assign(np.array(value))
+            return
+        files.refuse(values, own, len(inner.variables))
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
@@ -300,8 +275,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the loss scale's state, also from files of other optimizers."""
-        keys = set(store.keys())
-        variables = self._own_variables()
+        keys, variables = set(store.keys()), self._own_variables()
+        files.refuse_holder(keys, variables)
         stored = {name: name for name in variables if name in keys}
         # Keras's wrapper has these numbers for the scale and the counter. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
@@ -316,30 +291,18 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             vars(inner)["load_own_variables"] = partial(files.load_what_is_there, inner)
         # All are read before the first is set: a damaged file changes nothing here.
         values = {name: np.array(store[key]) for name, key in stored.items()}
-        if stored:  # older files do not hold these
-            newest = [name for name in SINCE_3_1_0 if name in variables]
-            values = {**dict.fromkeys(newest, np.array(0)), **values}
+        listed = [(name, variables[name]) for name in values]
+        if not files.fit(listed, list(values.values())):
+            files.refuse(list(values.values()), variables, 0)
         for name, value in values.items():
             variables[name].assign(value)
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this optimizer. Without this method, a warning of `apply` is lost, and the
-        # counts of ignored losses outlast a checkpoint of Keras's own wrapper.
+        # for this optimizer. Without this method, a warning of `apply` is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
-            if name == "dynamic_scale":  # perhaps of Keras's own wrapper
-                self.loss_scale._forget_ignored()
         return super()._lookup_dependency(name, cached_dependencies)
-
-    def _own_variables(self) -> Dict[str, Variable]:
-        """Returns all variables by their names in files, the newest ones last."""
-        # Asked each time: a loss scale of the user's may create some at its first step.
-        state = self._engine._state_variables()
-        variables = {files.plain_name(v): v for v in state}
-        variables.update(self._engine._saved())
-        newer = {name: variables.pop(name) for name in SINCE_3_1_0 if name in variables}
-        return {**variables, **newer}
 
 
 def _is_overwritten(variable: Variable) -> bool:

@@ -36,19 +36,27 @@ from typing import Dict, List, NamedTuple, Optional
 import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
-from lossscale.gradients.check import NO_CHECK, Check, all_true, dense_part
+from lossscale.gradients.check import (
+    NO_CHECK,
+    SMALL,
+    Check,
+    all_true,
+    dense_part,
+    is_small,
+)
 from lossscale.optimizer.uses import Uses
 from lossscale.provenance.kinds import SCALE, Kind
-from lossscale.provenance.mistakes import Mistakes
 from lossscale.provenance.origins import Origins, Unscaled, before
+from lossscale.provenance.warnings import Warnings
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Flag, Grads, Scalar, Variable
 from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 
 #: What `StepState.overflow` holds: no overflow was seen; one was, and an apply has
-#: counted it; one was, and no apply has counted it yet.
-NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
+#: counted it; one was, and no apply has counted it yet. When a step has ended, rounding
+#: down makes the second the first.
+NO_OVERFLOW, COUNTED, SEEN = 0.0, 0.5, 1.0
 
 
 class Pending(NamedTuple):
@@ -80,9 +88,12 @@ class StepState:
     `pending` is the number of a `Pending`. An apply leaves it as it is: a second apply
     does what the first one did. `overflow` tells whether unscaled gradients had
     overflowed, and whether an apply has counted that. `waiting` is 1 while gradients of
-    this optimizer's own loss wait to be applied. It is written and read only while
-    several optimizers share the loss scale. `given` is a number of the last list that
-    `get_unscaled_gradients` was given, to recognize that list.
+    this optimizer's own loss wait to be applied, more if `LossScale.unscale` may have
+    unscaled them, and 0.5 if those of a loss that `LossScale.scale` multiplied may.
+    It is written and read only while several optimizers share the loss scale. `given`
+    is a number of the list that `get_unscaled_gradients` was given last, to recognize
+    that list, or minus the number of a list that `LossScale.unscale` returned and that
+    may be of this optimizer.
     """
 
     def __init__(self) -> None:
@@ -124,21 +135,36 @@ class StepState:
 
     def was_given(self, grads: Grads) -> Flag:
         """Whether `get_unscaled_gradients` is known to have had this list last."""
+        return self._is_list(grads, tf.convert_to_tensor(self.given))
+
+    def note_returned(self, grads: Grads, where: Flag) -> None:
+        """Notes what `LossScale.unscale` returned if that may be of this optimizer."""
+        waiting = select(where, 2.0 * self.waiting, self.waiting)
+        self.waiting.assign(waiting, read_value=False)
+        number = _number_of(grads)
+        if number is not None:
+            given = select(where, -number, self.given)
+            self.given.assign(given, read_value=False)
+
+    def was_returned(self, grads: Grads) -> Flag:
+        """Whether `LossScale.unscale` is known to have returned this list."""
+        return self._is_list(grads, -self.given)
+
+    def _is_list(self, grads: Grads, known_by: Scalar) -> Flag:
         number = _number_of(grads)
         if number is None:
             return False
-        return tf.logical_and(tf.equal(number, self.given), number != 0.0)
+        return tf.logical_and(tf.equal(number, known_by), number > 0.0)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Notes whether unscaled gradients were finite. None: they were not checked."""
-        is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
-        now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+        now = tf.floor(self.overflow)
         if is_finite is not None:
             now = select(is_finite, now, SEEN)
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, are_scaled: bool) -> Flag:
-        """Counts an overflow for an apply. Returns True if there is none to count.
+        """Lets an apply count the overflow. Returns True if there is none to count.
 
         A second apply of the same step, as of other variables, counts the same overflow
         again, unless it is known that its gradients `are_scaled`.
@@ -154,11 +180,18 @@ class StepState:
 
 
 def _number_of(grads: Grads) -> Optional[Scalar]:
-    """Returns the first number of the last gradient, often a bias's and so not 0."""
+    """Returns the greatest magnitude at the beginning of the last dense gradient.
+
+    It has the same bits however the gradients came back: through NumPy, a variable, XLA
+    or a function. (A sum may not.) Of a list that was divided by S it is S times
+    smaller. So the right list is recognized unless that number is 0, and another one is
+    mistaken for it only if it has by chance the same number.
+    """
     for grad in reversed(grads):
         is_dense = grad is not None and not isinstance(grad, tf.IndexedSlices)
         if is_dense and grad.dtype.is_floating and grad.shape.num_elements():
-            return tf.cast(tf.reshape(grad, [-1])[0], tf.float32)
+            first = grad if is_small(grad) else tf.reshape(grad, [-1])[:SMALL]
+            return tf.cast(tf.reduce_max(tf.abs(first)), tf.float32)
     return None
 
 
@@ -180,14 +213,14 @@ class PendingDivision:
         #: What is known of the loss scale, one for all optimizers that share it.
         self.uses: Uses = uses
         #: What is seen of the program with this optimizer.
-        self.mistakes = Mistakes(loss_scale, self.uses.reads, unscales_itself)
+        self.warnings = Warnings(loss_scale, self.uses.reads, unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: Whether the loss scale was used before this optimizer was made. A function
         #: that was traced then does not move the state of this optimizer.
-        self._is_late = loss_scale._was_used
+        self._was_used_before = loss_scale._was_used
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
         #: Whether gradients of its own were ever unscaled. If not, no overflow waits to
@@ -214,7 +247,7 @@ class PendingDivision:
         self._state = other._state
         self._may_hold_overflow = other._may_hold_overflow
         self._note_state()
-        self.waits, self.mistakes.has_own = other.waits, other.mistakes.has_own
+        self.waits, self.warnings.has_own = other.waits, other.warnings.has_own
         # What others that share its loss scale do is no step of this one.
         other.uses.optimizers.discard(other)
 
@@ -233,19 +266,21 @@ class PendingDivision:
         if self.uses.has_several and self.state is not None:
             self.state.note_waiting(waits)
 
-    def loss_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
-        """A loss was multiplied by the loss scale: its own, or another one."""
-        if is_own or not self.waits:
-            self.mistakes.owner_known(is_own)
+    def loss_scaled(self, loss_scale: Scalar, owner: Optional[PendingDivision]) -> None:
+        """A loss was multiplied by the loss scale. No owner: `LossScale.scale` did."""
+        if owner is self or not self.waits:
+            self.warnings.owner_known(owner is self)
         state = self.state
         if state is None:
             self.uses.note_last_scale(loss_scale)
-        elif is_own or not self.uses.has_several:
+        elif owner is self or not self.uses.has_several:
             state.note_scaled(loss_scale)
         else:
             is_free = state.waiting < 1.0  # rule 2
             state.note_scaled(loss_scale, is_free)
-        if is_own:
+            if owner is None:
+                state.waiting.assign(tf.maximum(state.waiting, 0.5), read_value=False)
+        if owner is self:
             self._note_waiting(True)
 
     def unscale(self, grads: Grads) -> Grads:
@@ -268,8 +303,9 @@ class PendingDivision:
                 waits = optimizer.waits and optimizer in origins.owners
                 if optimizer is self or waits:
                     optimizer._note_unscaled(scaled, divisor, check)
-                else:
-                    optimizer.mistakes.unscaled_elsewhere()
+                elif not optimizer.warnings.has_own:
+                    optimizer.warnings.is_unclear = True
+        self.warnings.unscaled_count += origins.count
         source = Unscaled(self, check, len(unscaled), origins.losses)
         self.uses.note_unscaled(source, origins, scaled, divisors, unscaled)
         return unscaled
@@ -277,7 +313,7 @@ class PendingDivision:
     def _note_unscaled(self, scaled: Grads, divisor: Scalar, check: Check) -> None:
         """Notes that gradients were unscaled which count as those of its own loss."""
         self._may_hold_overflow = True
-        self.mistakes.owner_known(is_own=True)
+        self.warnings.owner_known(is_own=True)
         state = self.state
         if state is not None:
             state.note_unscaled(divisor)
@@ -294,7 +330,7 @@ class PendingDivision:
             origins = Origins(grads, self.uses.kinds)
             unknown = self._divisor_of_unknown(grads) if origins.has_unknown else None
             divisors = origins.divisors(self._last_scale, unknown)
-            self.mistakes.warn(origins.names, variables, unknown is not None)
+            self.warnings.warn(origins, variables, unknown is not None)
             bundle = Bundle(self.loss_scale, grads, divisors, origins.losses, unknown)
             may_hold = origins.lists or origins.has_unknown or self._may_hold_overflow
             if may_hold and self.loss_scale.checks_gradients:
@@ -312,19 +348,19 @@ class PendingDivision:
         if self.state is not None:
             last = self.state.read().loss_scale
             return select(last > 0.0, last, now)
-        seen = self.uses.last_scale()
-        return now if seen is None else seen
+        return self.uses.last_scale(now)
 
     def _divisor_of_unknown(self, grads: Grads) -> Optional[Scalar]:
         """Returns what divides gradients of unknown origin: 1 or None if unscaled.
 
         ```
-        pending   these gradients                       are divided by
-        S         any                                   S
-        -S        those that were unscaled last         S: they are as they were before
-        -S        any others                            1
-        0         any, with `_divides_by_default`       the loss scale of now
-        0         any, without                          1
+        pending   these gradients                            are divided by
+        any       what `LossScale.unscale` returned          1
+        S         any others                                 S
+        -S        what `get_unscaled_gradients` was given    S
+        -S        any others                                 1
+        0         any, with `_divides_by_default`            the loss scale of now
+        0         any, without                               1
         ```
 
         Without a state only losses and lists that Python has seen count.
@@ -341,7 +377,15 @@ class PendingDivision:
         is_pending = tf.logical_or(last.is_scaled, self.state.was_given(grads))
         divisor = select(is_pending, last.loss_scale, divisor)
         is_known = mode.current().knows_values
-        return None if is_known and float(divisor) == 1.0 else divisor
+        if self.uses.has_several and (is_known or not self.warnings.is_unclear):
+            # If it is unclear in a graph, that is told, and so they are divided.
+            divisor = select(self.state.was_returned(grads), 1.0, divisor)
+        if is_known:
+            if float(divisor) == 1.0:
+                return None
+            if self.uses.has_several and float(self.state.waiting) > 1.0:
+                self.warnings.is_unclear = True
+        return divisor
 
     def _refuse_unknown(self) -> None:
         """Raises where another worker may have changed S since, and no state knows."""
@@ -358,7 +402,7 @@ class PendingDivision:
         As long as nobody has used the loss scale, no gradient is scaled. But a function
         that is given gradients may be traced before the loss is scaled.
         """
-        may_be_scaled = self._unscales_in_apply or self._is_late
+        may_be_scaled = self._unscales_in_apply or self._was_used_before
         return may_be_scaled and (
             self.loss_scale._was_used or graphs.are_arguments(map(dense_part, grads))
         )
@@ -387,7 +431,7 @@ class PendingDivision:
             flags.append(check.quick)
         if flags:
             check = check._replace(quick=all_true(flags))
-        return bundle.but(check=check)
+        return bundle.but(check=check, is_measured=origins.is_measured)
 
     def _count_overflows(self, origins: Origins) -> List[Flag]:
         """Counts overflows that were seen: for each state whether it holds none."""

@@ -20,6 +20,7 @@ from lossscale.gradients.check import Check, worst_of_all
 from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
+from lossscale.runtime.saved_models import OnlyInSavedModels
 from lossscale.scales.base import LossScale
 from lossscale.scales.guard import Guard
 from lossscale.scales.spike_guard import SpikeGuard
@@ -27,11 +28,11 @@ from lossscale.scales.spike_guard import SpikeGuard
 #: How many skipped steps the record keeps, with their reasons.
 KEPT = 16
 #: Why a step was skipped, in the order of the numbers that stand for it on the device:
-#: gradients overflowed, the unscaled loss was infinite or NaN, or the guard has left
-#: out a finite step.
-GRADIENTS, LEFT_OUT = "gradients", "left out"
-REASONS = (GRADIENTS, "inf", "nan", LEFT_OUT)
-_GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
+#: gradients overflowed, the unscaled loss was infinite or NaN, or the guard, or a loss
+#: scale's own `update`, has left out a finite step.
+GRADIENTS, LEFT_OUT, BY_UPDATE = "gradients", "left out", "update"
+REASONS = (GRADIENTS, "inf", "nan", LEFT_OUT, BY_UPDATE)
+_GRADIENTS, _INF, _NAN, _LEFT_OUT, _BY_UPDATE = range(len(REASONS))
 
 
 def _without_values(record: Any, *names: str) -> str:
@@ -85,7 +86,7 @@ class Spike(NamedTuple):
         return _without_values(self, "name", "largest", "limit")
 
 
-class Record(tf.Module):
+class Record(OnlyInSavedModels):
     """Why the last steps of an optimizer were skipped."""
 
     entries: List[Entry]
@@ -104,19 +105,8 @@ class Record(tf.Module):
         # Bypasses tf.Module's __setattr__, which would track the variables.
         self.__dict__.update(entries=[], kept={}, _skipped=None, _applied=applied)
 
-    # Not public: the variables must be in a SavedModel and not in a checkpoint.
-    # TensorFlow calls the first method since 2.9, and called the second before.
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> Dict[str, Variable]:
-        children = dict(super()._trackable_children(save_type, **kwargs))
-        return {**children, **self.kept} if save_type == "savedmodel" else children
-
-    def _list_extra_dependencies_for_serialization(
-        self, cache: Any
-    ) -> Dict[str, Variable]:
-        listed = super()._list_extra_dependencies_for_serialization(cache)
-        return {**listed, **self.kept}
+    def _kept(self) -> Dict[str, Variable]:
+        return self.kept
 
     def entry_of(
         self,
@@ -144,7 +134,7 @@ class Record(tf.Module):
         new = replicas.new_variable
         faults = new("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
         self.kept[f"record{number}"] = faults
-        if isinstance(guard, SpikeGuard):
+        if guard is not None and guard.left_out_as == SpikeGuard.left_out_as:
             spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self.kept[f"spike{number}"] = spike
         if self._skipped is None:
@@ -256,6 +246,11 @@ class Entry:
         value = tf.concat([worst, stamp], 0)
         return group_ops([counted, self.faults.assign(value, read_value=False)])
 
+    def write_left_out_by_update(self) -> Op:
+        """Records a finite step that a loss scale's own `update` has left out."""
+        counted, _ = self.record.count(tf.constant(_BY_UPDATE, tf.int64))
+        return counted
+
     def write_left_out(self, bundle: Bundle, check: Check, guard: Any) -> Op:
         """Records a finite step that was left out, and of a spike the gradients."""
         counted, stamp = self.record.count(tf.constant(_LEFT_OUT, tf.int64))
@@ -267,7 +262,8 @@ class Entry:
 
         magnitudes = replicas.greatest(replicas.call_for_each_replica(measure, bundle))
         magnitudes = _placed(magnitudes, self.positions, len(self.variables))
-        limit = tf.cast(replicas.local_result(guard.limit), tf.float32)
+        # A user's own may call its steps spikes, too, and have no such variable.
+        limit = tf.cast(replicas.local_result(getattr(guard, "limit", 0.0)), tf.float32)
         of_step = tf.stack([check.largest, limit])
         value = tf.concat([magnitudes, of_step, stamp], 0)
         return group_ops([counted, self.spike.assign(value, read_value=False)])

@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients import arithmetic
-from lossscale.gradients.arithmetic import bounded, multiply
+from lossscale.gradients.arithmetic import multiply
 from lossscale.gradients.bundle import (
     Bundle,
     check_as_applied,
+    largest_before_clipping,
     magnitudes_of_rows,
     may_have_duplicates,
     row_sums_stay_finite,
@@ -80,7 +81,7 @@ class Workers(EqualReplicas):
         is_finite, largest = checked.check.exact(), checked.check.largest
         no_worst, worst = no_faults(checked.count + 1), partial(worst_numbers, checked)
         worst = either(is_finite, lambda: no_worst, worst)
-        number = 0.0 if largest is None else bounded(is_finite, largest)
+        number = 0.0 if largest is None else arithmetic.bounded(is_finite, largest)
         sent = tf.concat([[tf.cast(is_finite, tf.float32), number], worst], 0)
         of_all, shape = tf.convert_to_tensor(self._gather(sent)), [None, *sent.shape]
         if of_all.dtype != sent.dtype or not of_all.shape.is_compatible_with(shape):
@@ -255,16 +256,16 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
         for by in bundle.divisors
     ]
     sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
-    check = bundle.check.without_gradients(bundle.count)
+    check, largest = bundle.check.without_gradients(bundle.count), None
+    if loss_scale.last_largest is not None:  # of each replica, not of the sum
+        largest = replicas.greatest(largest_before_clipping(bundle))
     if check.checks_nothing:
-        sums, check = replicas.all_reduce_sums(sent), NO_CHECK
+        sums, check = replicas.all_reduce_sums(sent), NO_CHECK._replace(largest=largest)
     else:
-        is_finite, largest = check.exact(), check.largest
+        is_finite = check.exact()
         of_gradients = next(grad.dtype for grad in sent if grad is not None)
         is_bad = tf.cast(tf.logical_not(is_finite), of_gradients)
         *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
-        if largest is not None:
-            largest = replicas.greatest(bounded(is_finite, largest))
         # A replica at fault tells which of its gradients were, the others tell none.
         worst = partial(check.worst_of, bundle.count)
         check = Check(tf.equal(bad, 0), None, worst, largest)
@@ -273,7 +274,13 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
         None if grad is None else tf.cast(total, grad.dtype) for total, grad in both
     ]
     divisors = [by if f is None else scale for by, f in zip(bundle.divisors, factors)]
-    return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
+    return bundle.but(
+        grads=grads,
+        divisors=divisors,
+        check=check,
+        is_checked=False,
+        is_measured=[largest is not None] * len(grads),
+    )
 
 
 def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
-from typing import Any, List, Optional, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Any, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.check import greater
+from lossscale.gradients.arithmetic import bounded
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor, Variable
@@ -19,7 +19,6 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import LossScale
 
 
@@ -39,12 +38,17 @@ class SharedStep:
     """
 
     def __init__(self, loss_scale: LossScale) -> None:
+        self._loss_scale = loss_scale
         #: The graph in which the step began; None in eager mode.
         self.graph = above_branches(current_graph())
         #: The optimizers that have called it, and the branches in which they did.
         self.applied: Any = weakref.WeakKeyDictionary()
         #: The last adjustment of the loss scale, for which the next one must wait.
         self.update_ops: List[Op] = []
+        #: Whether the loss scale has learned of an apply, as far as Python sees.
+        self._has_learned = False
+        #: What must be read before the loss scale is set back.
+        self.read: List[Tensor] = []
         #: The loss scale's values after the last adjustment, in eager mode only.
         self.values_after: Optional[List[Any]] = None
         # These are read outside of the branch that applies, which may not run.
@@ -52,18 +56,19 @@ class SharedStep:
         with outside:
             #: Pairs of a variable of the loss scale and its value before the step.
             self._before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
-            largest = loss_scale.last_largest
-            if largest is not None:  # it holds the greatest of this step so far
-                self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
+            if self.graph is not None and loss_scale.greatest_so_far is not None:
+                zeroed = loss_scale.greatest_so_far.assign(0.0, read_value=False)
+                self.update_ops = [group_ops([zeroed])]
 
     @classmethod
     def of(cls, division: PendingDivision) -> SharedStep:
-        """Returns the step in which an optimizer applies now, a new one or the last."""
+        """Returns the step in which an optimizer applies now, a new one or the last.
+
+        It counts only when it is noted: an apply that raises an error is none.
+        """
         step: Optional[SharedStep] = division.uses.shared_step
-        if step is None or not step._continues(division):
-            step = division.uses.shared_step = cls(division.loss_scale)
-        step.applied[division] = branches_here()
-        return step
+        is_last = step is not None and step._continues(division)
+        return step if is_last else cls(division.loss_scale)  # type: ignore[return-value]
 
     def _continues(self, division: PendingDivision) -> bool:
         if division in self.applied:
@@ -81,42 +86,60 @@ class SharedStep:
         """Returns the value of a variable of the loss scale before the step."""
         return next(old for other, old in self._before if other is variable)
 
-    def adjust(
-        self,
-        loss_scale: LossScale,
-        is_finite: Flag,
-        largest: Optional[Scalar],
-        rule_learns: Flag,
-    ) -> Tuple[Op, Flag]:
-        """Adjusts the loss scale, as `adjust_to_step`, to all optimizers so far."""
-        ignored = loss_scale.ignored_loss_steps
+    def joined(
+        self, is_finite: Flag, largest: Optional[Scalar], rule_learns: Flag
+    ) -> Tuple[Flag, Optional[Scalar], Flag]:
+        """Returns these arguments of `adjust_to_step` for all optimizers so far.
+
+        An optimizer skips by its own gradients, the loss scale counts by all.
+        """
+        scale = self._loss_scale
+        skipped, ignored = scale.skipped_steps, scale.ignored_loss_steps
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with tf.control_dependencies(self.update_ops):
-            skipped = loss_scale.skipped_steps
             bad_before = tf.convert_to_tensor(skipped) - self.before(skipped)
             was_good = tf.equal(bad_before, 0)
-            # That variable holds the greatest of this step so far.
-            greatest = greater(largest, loss_scale.last_largest)
+            if scale.greatest_so_far is None:
+                largest = None
+            else:
+                largest = bounded(is_finite, largest)
+                if self.graph is not None or self._has_learned:
+                    largest = tf.maximum(largest, scale.greatest_so_far)
             if ignored is not None:
                 # The rule learns of it if the gradients of any optimizer overflowed,
                 # but not if all that was bad were losses.
                 of_losses = tf.convert_to_tensor(ignored) - self.before(ignored)
                 rule_learns = tf.where(is_finite, was_good, rule_learns)
                 rule_learns = tf.logical_or(rule_learns, bad_before > of_losses)
-        values = [was_good, greatest, rule_learns]
-        read = [value for value in values if tf.is_tensor(value)]
-        with tf.control_dependencies(read):
-            restored = [v.assign(old, read_value=False) for v, old in self._before]
-        with tf.control_dependencies([group_ops([read, restored])]):
-            # An optimizer skips by its own gradients, the loss scale counts by all.
-            all_good = tf.logical_and(is_finite, was_good)
-            update_op, _ = adjust_to_step(loss_scale, all_good, greatest, rule_learns)
-        return update_op, is_finite
+        all_good = tf.logical_and(is_finite, was_good)
+        self.read = [v for v in (all_good, largest, rule_learns) if tf.is_tensor(v)]
+        return all_good, largest, rule_learns
 
-    def note_adjusted(self, loss_scale: LossScale, update_op: Op) -> None:
-        """The loss scale was adjusted, or a guard has left this apply out."""
+    @contextmanager
+    def set_back(self, largest: Optional[Scalar]) -> Iterator[None]:
+        """Sets the loss scale back, for what adjusts it to all optimizers so far."""
+        old, now = list(self._before), []
+        if largest is not None:
+            old.append((self._loss_scale.greatest_so_far, largest))
         if mode.current().knows_values:
-            self.values_after = _values(loss_scale)
+            now = [(variable, tf.convert_to_tensor(variable)) for variable, _ in old]
+        try:
+            with tf.control_dependencies(self.read):
+                restored = [v.assign(value, read_value=False) for v, value in old]
+            with tf.control_dependencies([group_ops([self.read, restored])]):
+                yield
+            self._has_learned = True
+        except BaseException:
+            for variable, value in now:
+                variable.assign(value)
+            raise
+
+    def note_adjusted(self, division: PendingDivision, update_op: Op) -> None:
+        """An optimizer has adjusted the loss scale, or its guard has left this out."""
+        division.uses.shared_step = self
+        self.applied[division] = branches_here()
+        if mode.current().knows_values:
+            self.values_after = _values(self._loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.
         may_wait = update_op is not None and current_graph() is self.graph
         self.update_ops = [update_op] if may_wait else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import tensorflow as tf
 
@@ -19,11 +19,11 @@ from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import Reduction
 from lossscale.optimizer.sharing import SharedStep
 from lossscale.runtime import op_callbacks, replicas
-from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
+from lossscale.runtime.aliases import ApplyFunction, Flag, Tensor
 from lossscale.runtime.control import either, group_ops, not_inlined, run_either
-from lossscale.scales.adjustment import adjust_to_step
+from lossscale.scales.adjustment import Adjusted, adjust_to_step
 from lossscale.scales.base import LossScale
-from lossscale.scales.guard import Guard, guarded
+from lossscale.scales.guard import Guard
 from lossscale.scales.ignored_losses import IgnoredLosses
 
 
@@ -84,10 +84,11 @@ class Step:
         """Does the rest of the step, from `reduce` on: see `replicas.merge_call`."""
         with op_callbacks.paused():  # the thread may be another one than in `run`
             check = self.reduction.reduce(contributions, bundle)
-            update_op, should_apply = self.adjust(check, bundle)
+            done = self.adjust(check, bundle)
             apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
-            skip = partial(not_inlined, partial(self.skip, bundle, check))
-            return group_ops([run_either(should_apply, apply, skip), update_op])
+            skip = partial(self.skip, bundle, check, done.is_usual)
+            skip = partial(not_inlined, skip)
+            return group_ops([run_either(done.should_apply, apply, skip), done.op])
 
     def prepare(self, bundle: Bundle) -> Bundle:
         """Packs small gradients, and finds their greatest magnitude if requested.
@@ -102,8 +103,7 @@ class Step:
             bundle = bundle.but(is_checked=False)
         takes_flag = self.loss_scale._takes_flag
         bundle = bundle.packed() if takes_flag else bundle.divided()
-        is_kept = takes_flag and self.loss_scale.last_largest is not None
-        if is_kept or self.guard is not None:
+        if self.loss_scale.last_largest is not None:
             largest = largest_before_clipping(bundle)
             bundle = bundle.but(check=bundle.check._replace(largest=largest))
         # In the branch each quotient is used at once, which needs less memory. Several
@@ -111,22 +111,25 @@ class Step:
         may_wait = takes_flag and replicas.count() == 1
         return bundle if may_wait else bundle.divided()
 
-    def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
-        """Adjusts the loss scale. Returns its update op, and whether to apply."""
-        scale, learns, grads = self.loss_scale, True, None
-        is_finite, largest = check.exact(), check.largest
+    def adjust(self, check: Check, bundle: Bundle) -> Adjusted:
+        """Has the guard judge the step, and the loss scale learn of it."""
+        scale, learns, grads, shared = self.loss_scale, True, None, None
+        is_finite = check.exact()
         if self.ignored_losses is not None:
             learns = self.rule_learns(is_finite, bundle, self.ignored_losses)
         if self.division.is_shared:
             shared = SharedStep.of(self.division)
-            adjust = partial(shared.adjust, scale, is_finite, largest, learns)
-            update_op, should_apply = guarded(self.guard, is_finite, largest, adjust)
-            shared.note_adjusted(scale, update_op)
-            return update_op, should_apply
         if not scale._takes_flag:
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        adjust = partial(adjust_to_step, scale, is_finite, largest, learns, grads)
-        return guarded(self.guard, is_finite, largest, adjust, scale.last_largest)
+        done = adjust_to_step(
+            *(scale, is_finite, check.largest, learns),
+            guard=self.guard,
+            grads=grads,
+            shared=shared,
+        )
+        if shared is not None:
+            shared.note_adjusted(self.division, done.op)
+        return done
 
     def rule_learns(
         self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses
@@ -142,16 +145,22 @@ class Step:
 
         return either(is_finite, lambda: tf.constant(True), look_at_losses)
 
-    def skip(self, bundle: Bundle, check: Check) -> Any:
+    def skip(self, bundle: Bundle, check: Check, is_usual: Flag) -> Any:
         """Records why the step is skipped. Nothing else changes."""
         entry = self.entry
         if entry is None:
             return None
         at_fault = self.reduction.loss_is_at_fault
         write_faults = partial(entry.write_faults, bundle, check, at_fault)
-        if self.guard is None:
+        if self.guard is None and self.loss_scale._takes_flag:
             return write_faults()
-        write_left_out = partial(entry.write_left_out, bundle, check, self.guard)
+        by_guard = partial(entry.write_left_out, bundle, check, self.guard)
+
+        def write_left_out() -> Any:
+            if self.loss_scale._takes_flag:
+                return by_guard()
+            return run_either(is_usual, entry.write_left_out_by_update, by_guard)
+
         return run_either(check.exact(), write_left_out, write_faults)
 
 

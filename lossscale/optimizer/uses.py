@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
 
+from lossscale.gradients.bundle import Bundle, as_they_are
 from lossscale.gradients.check import dense_part, is_small
 from lossscale.provenance.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind
-from lossscale.provenance.mistakes import Reads
 from lossscale.provenance.origins import (
     BEFORE,
     LOSS,
@@ -19,10 +19,11 @@ from lossscale.provenance.origins import (
     note_product,
 )
 from lossscale.provenance.walk import Kinds, notes_of
+from lossscale.provenance.warnings import Reads
 from lossscale.runtime import graphs, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
+from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale, Observer, Product
-from lossscale.scales.ignored_losses import IgnoredLosses
 
 
 class Uses(Observer):
@@ -41,8 +42,6 @@ class Uses(Observer):
         self.kinds = Kinds(variable, self.reads.note_operation)
         #: The optimizers that share S.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: The levels of those that ignore bad losses.
-        self.ignored_losses: weakref.WeakSet[IgnoredLosses] = weakref.WeakSet()
         #: The last step that they share: see `sharing.SharedStep`.
         self.shared_step: Any = None
         #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
@@ -79,34 +78,52 @@ class Uses(Observer):
         self.reads.loss_scaled()
         with op_callbacks.paused():
             for optimizer in list(self.optimizers):
-                optimizer.loss_scaled(product.loss_scale, is_own=optimizer is owner)
+                optimizer.loss_scaled(product.loss_scale, owner)
 
-    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
-        self._note_all_unscaled(grads)
-        waiting = [each for each in self.optimizers if each.waits]
-        if len(waiting) > 1:
-            for optimizer in waiting:
-                optimizer.mistakes.unscaled_elsewhere(whose_is_unknown=True)
+    def unscale(self, loss_scale: LossScale, grads: Grads) -> Grads:
+        scaled = as_they_are(grads)
         with op_callbacks.paused():
-            optimizers = self._with_state()
-            free: List[Optional[Flag]] = [None] * len(optimizers)
-            if optimizers and self.has_several:
-                states = [optimizer.state for optimizer in optimizers]
-                waits = tf.stack([state.waiting > 0.0 for state in states])
-                scaled = tf.stack([state.read().is_scaled for state in states])
-                # If the scaled loss of only one optimizer waits, they are that one's.
-                scaled = tf.logical_and(waits, scaled)
-                is_one = tf.math.count_nonzero(scaled) < 2
-                is_its = tf.logical_and(scaled, is_one)
-                free = tf.unstack(tf.logical_or(is_its, tf.logical_not(waits)))
-            for optimizer, is_free in zip(optimizers, free):
-                optimizer.state.note_unscaled(divisor, is_free)
-                optimizer.state.note_check(None)
-
-    def note_restored(self) -> None:
-        """A checkpoint is read into the loss scale. Those of 3.0.0 hold no level."""
-        for ignored_losses in list(self.ignored_losses):
-            ignored_losses.reset()
+            last = now = loss_scale._value()
+            states = [each.state for each in self._with_state()]
+            free: List[Optional[Flag]] = [None] * len(states)
+            if states:
+                scales = tf.stack([state.read().number for state in states])
+                if self.has_several:
+                    waiting = tf.stack([state.waiting for state in states])
+                    waits = tf.logical_and(scales > 0.0, waiting > 0.0)
+                    has_own = tf.logical_and(waits, waiting >= 1.0)
+                    # If the only loss that waits is an optimizer's own, they are that
+                    # one's. If no own loss waits, they may be anybody's.
+                    is_one = tf.math.count_nonzero(waits) < 2
+                    are_its = tf.logical_and(has_own, is_one)
+                    free = tf.unstack(
+                        tf.where(tf.reduce_any(has_own), are_its, waiting < 1.0)
+                    )
+                    is_any = tf.logical_or(waits, tf.logical_not(tf.reduce_any(waits)))
+                    scales = tf.where(is_any, scales, 0.0)
+                greatest = tf.reduce_max(scales)  # of several, it does the least harm
+                last = select(greatest > 0.0, greatest, now)
+            else:
+                last = self.last_scale(now)
+            divisors = Origins(scaled, self.kinds).divisors(lambda: last)
+            # What is unscaled already is divided again, as the program says.
+            divisors = [now if by is None else by for by in divisors]
+            unscaled = Bundle(loss_scale, scaled, divisors).divided().grads
+            for state, is_free in zip(states, free):
+                state.note_unscaled(next(iter(divisors), now), is_free)
+                state.note_check(None)
+                if is_free is not None:
+                    state.note_returned(unscaled, tf.logical_not(is_free))
+        self.reads.unscaled_count += sum(grad is not None for grad in unscaled)
+        waiting = [each for each in self.optimizers if each.waits]
+        for optimizer in list(self.optimizers):
+            is_one = optimizer.waits and len(waiting) > 1
+            if not waiting:  # now all states say that nothing is scaled
+                optimizer.warnings.is_unclear = False
+            elif is_one or not optimizer.warnings.has_own:
+                optimizer.warnings.is_unclear = True
+        self._note_all_unscaled(unscaled)
+        return unscaled
 
     # What an optimizer reports and asks. Much it notes and asks of `kinds`.
 
@@ -134,15 +151,15 @@ class Uses(Observer):
             if graphs.is_building() or is_small(tensor):
                 setattr(tensor, BEFORE, Before(grad, divisor))
 
-    def last_scale(self) -> Optional[Scalar]:
-        """Returns the S of the last loss that is seen here: see `note_last_scale`."""
+    def last_scale(self, now: Scalar) -> Scalar:
+        """Returns what `note_last_scale` was given here last, `now` if nothing was."""
         replica = replicas.this_one()
         for graph in graphs.visible_graphs():
             scales = self._last_scales(graph)
             if replica in scales:
                 last = scales[replica]
-                return last if graphs.is_visible(last) else None
-        return None
+                return last if graphs.is_visible(last) else now
+        return now
 
     def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
         return self._in_eager if graph is None else notes_of(graph, self, dict)

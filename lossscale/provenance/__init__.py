@@ -10,8 +10,8 @@ It knows loss scales and gradients, but no optimizer. In the order of imports:
 
 * `kinds`: what an operation makes of scaled, unscaled and other values;
 * `walk`: `Kinds`, the kinds of all values, in graphs and in eager mode;
-* `mistakes`: warns of a program's likely mistakes. No step depends on it;
-* `origins`: `Origins`, what is known of a list of gradients.
+* `origins`: `Origins`, what is known of a list of gradients;
+* `warnings`: what optimizers warn of. No step depends on it.
 
 Begin with `origins`.
 """

@@ -1,4 +1,4 @@
-"""Origins: where the gradients of one list come from, and which loss is to blame."""
+"""Origins: where the gradients of one list come from, and which loss is at fault."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Origins:
 
     Attributes:
       kinds: The kind of each gradient.
-      names: The names of the kinds of all gradients that are not None.
+      count: How many gradients are not None.
+      names: The names of their kinds.
       lists: The lists that `get_unscaled_gradients` returned and that these gradients
         were made of, each once.
       losses: The unscaled losses that these gradients are known to come from.
@@ -71,9 +72,10 @@ class Origins:
         self._grads = grads
         # Of a number nothing is known: the state of the step decides.
         self.kinds = [kind or Kind(UNKNOWN) for kind in kinds.of(grads)]
+        self.count = sum(grad is not None for grad in grads)
         self.names = {k.name for g, k in zip(grads, self.kinds) if g is not None}
         self.lists = _lists_among(self.kinds)
-        self.losses = _losses_to_blame(self.kinds)
+        self.losses = _losses_at_fault(self.kinds)
         self.owners = [loss.owner() for loss in _losses_among(self.kinds)]
 
     @property
@@ -85,6 +87,16 @@ class Origins:
     def has_unscaled(self) -> bool:
         """Whether some were made of an unscaled list, and S is not in them."""
         return bool(_lists_among(k for k in self.kinds if k.name == UNSCALED))
+
+    @property
+    def is_measured(self) -> List[bool]:
+        """Of each gradient, whether the lists it was made of know its magnitude."""
+        return [
+            kind.name == UNSCALED
+            and bool(kind.sources)
+            and all(map(_measures, kind.sources))
+            for kind in self.kinds
+        ]
 
     def divisors(
         self,
@@ -137,12 +149,17 @@ def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     return [source for source in sources.values() if isinstance(source, Unscaled)]
 
 
+def _measures(source: Any) -> bool:
+    largest = source.check.largest if isinstance(source, Unscaled) else None
+    return largest is not None and graphs.is_visible(largest)
+
+
 def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
     sources = [source for kind in kinds for source in kind.sources]
     return [getattr(source, LOSS) for source in sources if hasattr(source, LOSS)]
 
 
-def _losses_to_blame(kinds: List[Kind]) -> List[Tensor]:
+def _losses_at_fault(kinds: List[Kind]) -> List[Tensor]:
     """Returns the losses of which it is known that values were made of them.
 
     A loss is at fault only if the tensor of S that multiplied it is a source of the

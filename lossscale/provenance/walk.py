@@ -10,16 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from typing import (
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeVar,
-)
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
 import tensorflow as tf
 
@@ -121,7 +112,7 @@ class Kinds:
             return
         setattr(tensor, self._attribute, kind)
         if current_graph() is None:
-            if not op_callbacks.is_telling():
+            if not op_callbacks.is_notifying():
                 self._since = op_callbacks.key_of(tensor)
             op_callbacks.add(self)
             self._patience = _PATIENCE

@@ -1,6 +1,6 @@
 """What is not finite, where it comes from, and what to write against it.
 
-`Trial` notes a `Fault` for each value of a run that is not finite. `Advice` decides
+`Attempt` notes a `Fault` for each value of a run that is not finite. `Advice` decides
 what to write against it:
 
 ```
@@ -11,26 +11,41 @@ in an operation between layers, or in a `call` that a user wrote around layers:
   the operation's inputs are cast to float32, since a dtype would not reach them
 two dtypes meet where only one may be, since a layer became float32:
   the layer around them is float32, else their operations' inputs are cast
+in the loss, outside of all layers:
+  the loss is computed in float32, from outputs in float32
 ```
 
-A trial lets the model compute as if the advice had been followed, so that what is still
-wrong shows.
+An attempt lets the model compute as if the advice had been followed, so that what is
+still wrong shows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow as tf
 
-from lossscale.ranges.calls import Call, Watcher
+from lossscale.ranges import calls, causes
+from lossscale.ranges.calls import Call, Watcher, copy_of
 from lossscale.ranges.magnitudes import floats_in, is_bad, is_float, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
-from lossscale.runtime import keras_versions, op_callbacks
-from lossscale.runtime.graphs import is_building
+from lossscale.runtime import keras_versions
+from lossscale.runtime.derivatives import derivative
 from lossscale.runtime.op_callbacks import key_of
 
 _OPERATION = """\
@@ -39,9 +54,6 @@ _OPERATION = """\
 _IN_CALL = """\
 In `call` of {name} ({kind}) cast the inputs of {operation} to float32: {cast}. Layers \
 within it keep their own dtype."""
-_MEETS = """\
-If `call` of {name} ({kind}) combines its outputs with others, cast those to float32, \
-too: {cast}."""
 _DATA = """\
 {name} casts its data to float16, which ends at 65504. Instead you may divide the data \
 by a number, as in x / 255, before the model gets them."""
@@ -64,6 +76,12 @@ class Fault:
     sources: List[int] = dataclasses.field(default_factory=list)  # keys of bad inputs
     #: It is in the gradient that the call hands back, and `operation` computes that.
     is_backward: bool = False
+    #: On the way back, the operation whose derivative it is. Else the operation.
+    of: str = ""
+    #: What the argument of that held: `causes.held_by`.
+    held: FrozenSet[str] = frozenset()
+    #: Whether its derivative meets 16 bits: here, or in a layer before.
+    meets_16_bits: bool = False
 
     @property
     def is_overflow(self) -> bool:
@@ -87,27 +105,28 @@ class Advice:
         #: By path, the calls of operations and of layers with operations of their own,
         #: and the types of these operations.
         self.casts: Dict[str, Tuple[Call, str]] = {}
-        #: The calls around a layer whose `call` may have to cast what it meets there.
-        self._may_meet: Dict[str, Call] = {}
+        #: The loss is computed in float32.
+        self.widens_loss = False
         #: The faults against which something was added.
         self.faults: List[Fault] = []
         for fault in faults:
             self.add(fault)
 
     def __bool__(self) -> bool:
-        return bool(self.layers or self.casts)
+        return bool(self.layers or self.casts or self.widens_loss)
 
     def add(self, fault: Fault) -> bool:
         """Adds what may help against a fault. False if all that may help is known."""
-        is_new = self._add(fault)
-        if is_new:
-            self.faults.append(fault)
+        before = (len(self.layers), len(self.casts), self.widens_loss)
+        if fault.call is not None:
+            self._add(fault, fault.call.owner)
+        elif fault.dtype in SIXTEEN_BITS:
+            self.widens_loss = True
+        is_new = before != (len(self.layers), len(self.casts), self.widens_loss)
+        self.faults += [fault] * is_new
         return is_new
 
-    def _add(self, fault: Fault) -> bool:
-        if fault.call is None:
-            return False
-        call = fault.call.owner
+    def _add(self, fault: Fault, call: Call) -> None:
         above = call.parent
         is_between = call.is_written_around_layers and not fault.is_cast
         # The model itself only if it casts its data.
@@ -116,36 +135,42 @@ class Advice:
             wanted = _with_wrappers(call)
             new = [c for c in wanted if c.path not in self.layers]
             self.layers.update((c.path, c) for c in new)
-            if above is not None and not above.is_of_library:
-                self._may_meet[above.path] = above
             # In float32 a layer casts nothing: the cast of another input is known, too.
             is_own_cast = fault.is_cast and fault.operation == "Cast"
             if new or call.is_of_library or is_own_cast:
-                return bool(new)
-        is_new = call.path not in self.casts
+                return
+        if call.is_of_library and call.is_layer and fault.operation == "Cast":
+            return  # nobody wrote its `call`, or can change it
         operation = "" if fault.is_backward else fault.operation
         self.casts.setdefault(call.path, (call, operation or "its operations"))
-        return is_new
 
-    def try_out(
-        self, trial_of: Callable[[Advice], Trial], run: Callable[[Any], Sequence[Fault]]
-    ) -> None:
-        """Adds what helps against the faults that `run` returns, until none does."""
+    def complete(
+        self,
+        attempt_of: Callable[[Advice], Attempt],
+        run: Callable[[Any], Sequence[Fault]],
+    ) -> str:
+        """Adds what helps against the faults that `run` returns, until none does.
+
+        Returns the error of the last run, "" if there was none.
+        """
         for _ in range(20):  # then the advice is given as it is
-            trial = trial_of(self)
+            attempt, error = attempt_of(self), ""
             try:
-                faults = run(trial)
-            except (tf.errors.OpError, TypeError, ValueError):
+                faults = run(attempt)
+            except (tf.errors.OpError, TypeError, ValueError) as raised:
                 # The model cannot run, since two dtypes meet in the call that failed.
-                faults = [Fault(trial.failed, is_cast=True)]
+                faults = [Fault(attempt.failed, is_cast=True)]
+                error = f"{raised!s:.200}"
             is_new = [self.add(fault) for fault in faults]
             if not any(is_new):
                 break
-        self._may_meet = {}
+        return error
 
     def casts_in(self, call: Optional[Call]) -> bool:
-        layers = [c.layer for c, _ in self.casts.values()]
-        return call is not None and any(call.layer is layer for layer in layers)
+        """Whether what a call gets is cast to float32. None: the step around all."""
+        if call is None or call.parent is None:
+            return self.widens_loss
+        return any(call.layer is other.layer for other, _ in self.casts.values())
 
     def __str__(self) -> str:
         is_keras3 = keras_versions.is_keras3(self.keras)
@@ -159,10 +184,9 @@ class Advice:
             sentence(_IN_CALL if call.is_layer else _OPERATION, call, operation)
             for call, operation in self.casts.values()
         ]
-        may_meet = [c for path, c in self._may_meet.items() if path not in self.casts]
-        said += [sentence(_MEETS, call) for call in may_meet]
         models = [call for call in self.layers.values() if call.parent is None]
         said += [sentence(_DATA, call) for call in models]
+        said += [causes.LOSS_IN_FLOAT16] * self.widens_loss
         lines = dict.fromkeys(map(_line, self.layers.values()))
         indented = "".join(f"    {line}\n" for line in lines)
         to_write = f"Write\n\n{indented}" if lines else ""
@@ -205,19 +229,21 @@ def _line(call: Call) -> str:
     return f"{line}  # whose constructor must pass dtype on to super().__init__"
 
 
-class Trial(Watcher):
+class Attempt(Watcher):
     """A run of the model as if some advice had been followed, and its faults."""
+
+    sees_ops = True
 
     def __init__(self, advice: Advice) -> None:
         super().__init__()
-        self._advice, self._listens = advice, False
+        self._advice = advice
         #: The faults by key of the tensor, in the order of computation.
         self.faults: Dict[int, Fault] = {}
-        #: What each call computed in. A layer's own dtype is back after the trial.
-        self.dtypes: Dict[Call, str] = {}
+        #: The call that each tensor, or gradient, belongs to.
+        self._made: Dict[int, Optional[Call]] = {}
 
     @contextlib.contextmanager
-    def noted(self, model: Any) -> Iterator[None]:
+    def watching(self, model: Any) -> Iterator[None]:
         advice, layers = self._advice, []
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
@@ -226,63 +252,117 @@ class Trial(Watcher):
                 keras_versions.layers_of(call.layer) if makes_some else [call.layer]
             )
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
-        self._listens = True
-        try:
-            with in_float32(advice.keras, layers), self.watching_eagerly(model):
-                op_callbacks.add(self)
-                yield
-        finally:
-            self._listens = False
+        with in_float32(advice.keras, layers), super().watching(model):
+            yield
 
-    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
-        for output in filter(is_bad, outputs if self._listens else ()):
-            floats, call = floats_in(list(inputs)), self.innermost
-            fault = _fault_of(call, kind, [*floats, output])
-            for tensor in filter(is_bad, floats):
+    def see_op(self, kind: str, inputs: Any, outputs: Any) -> None:
+        call, floats = self.innermost, floats_in(list(inputs))
+        # Integers are data, too.
+        given = list(inputs) if kind == "Cast" else floats
+        if call is None and derivative(calls.__file__) is not None:
+            made_in = (self._made.get(key_of(tensor)) for tensor in floats)
+            call = next(filter(None, made_in), None)
+        sources: Optional[List[Any]] = None
+        for output in filter(is_float, outputs):
+            self._made[key_of(output)] = call
+            if not is_bad(output):
+                continue
+            if sources is None:
+                sources = list(filter(is_bad, floats))
+            fault = _fault_of(call, kind, [*given, output])
+            for tensor in sources:
                 key = key_of(tensor)
                 if key not in self.faults:  # a constant, or computed before this began
                     self.faults[key] = _fault_of(call, "given", [tensor])
+                    self._look_closer(self.faults[key], [])
                 fault.sources.append(key)
+            if not sources:
+                self._look_closer(fault, floats)
             self.faults[key_of(output)] = fault
-        return self._listens
+
+    def _look_closer(self, fault: Fault, floats: List[Any]) -> None:
+        """Finds out whether this computes a derivative, of what, and in which call."""
+        now = derivative(calls.__file__)
+        if now is None:
+            fault.call = self.innermost
+        else:
+            fault.is_backward = True
+            floats = floats_in(list(now.get("inputs") or ()))
+            results = floats_in(list(now.get("outputs") or ()))
+            for tensor in (*results, *floats):
+                if key_of(tensor) in self._made:
+                    fault.call = self._made[key_of(tensor)]
+                    break
+            fault.of = str(now.get("op_name", ""))
+            floats = floats or results  # of sqrt(x) only the result is still needed
+        fault.of = fault.of or str(fault.operation)
+        fault.held = causes.held_by(fault.of, floats)
+        before = [tensor.dtype.name for c in self.calls for tensor in c.outputs]
+        fault.meets_16_bits = any(n in SIXTEEN_BITS for n in (fault.dtype, *before))
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        if is_building():  # for example within a dataset's function
-            return args, kwargs
-        self.dtypes[call] = call.dtype
         for tensor in floats_in((args, kwargs)):
             # A cast of the layer's inputs that overflowed is the layer's own.
             fault = self.faults.get(key_of(tensor))
             if fault is None or fault.operation != "Cast" or fault.sources:
                 continue
-            if fault.call is call.parent:
+            if fault.call in (call.parent, None):
                 fault.call, fault.is_cast = call, True
-        # Copies, since two layers may get the same tensor. The gradient of a layer's
-        # own copy is only what that layer hands back.
-        args, kwargs = _copied((args, kwargs), self._advice.casts_in(call))
+        # Copies, since two layers may get the same tensor: the copy is of this call.
+        args, kwargs = self._copied((args, kwargs), self._advice.casts_in(call))
         return super().begin(call, args, kwargs)
 
     def end(self, call: Call, outputs: Any) -> Any:
-        if is_building():
-            return outputs
-        if self._advice.casts_in(call.parent):
-            outputs = _copied(outputs, is_widened=True)
+        def copy(tensor: Any) -> Any:
+            return copy_of(tensor, functools.partial(self._come_back, call))
+
+        outputs = self._copied(outputs, self._advice.casts_in(call.parent), copy)
+        above = None if call.parent is self.root else call.parent
+        self._made.update((key_of(tensor), above) for tensor in floats_in(outputs))
         return super().end(call, outputs)
 
-    def at_fault(self, loss: Any) -> List[Fault]:
-        """Returns what made a loss infinite or NaN, the overflows if it is finite."""
-        if not is_bad(loss):
-            return self.overflows
-        on_the_way = {key_of(loss)}  # a mask of -inf before a softmax, say, is not
-        for key, fault in reversed(self.faults.items()):
-            if key in on_the_way:
-                on_the_way.update(fault.sources)
-        faults = [fault for key, fault in self.faults.items() if key in on_the_way]
-        return [fault for fault in faults if not fault.sources]
+    def _come_back(self, call: Call, upstream: Any) -> Any:
+        """Returns a copy of the gradient of a call's output, which is of that call."""
+        for key in self.origins(upstream) if is_bad(upstream) else ():
+            fault = self.faults[key]
+            is_cast = fault.is_backward and fault.operation == "Cast"
+            if is_cast and fault.call in (call.parent, None):
+                fault.call, fault.is_cast = call, True
+        copy = tf.identity(upstream)
+        if is_float(copy):
+            self._made[key_of(copy)] = call
+        return copy
+
+    def origins(self, tensor: Any) -> List[int]:
+        """Returns the keys of the faults, of finite numbers, that made a tensor bad."""
+        seen: Set[int] = set()
+        waiting, found = [key_of(tensor)], []
+        while waiting:
+            key = waiting.pop()
+            if key in self.faults and key not in seen:
+                seen.add(key)
+                waiting += self.faults[key].sources
+                found += [] if self.faults[key].sources else [key]
+        return found
 
     @property
     def overflows(self) -> List[Fault]:
-        return [fault for fault in self.faults.values() if fault.is_overflow]
+        faults = self.faults.values()
+        return [
+            fault for fault in faults if fault.is_overflow and not fault.is_backward
+        ]
+
+    def _copied(
+        self, nest: Any, is_widened: bool, copy: Callable[..., Any] = tf.identity
+    ) -> Any:
+        def copied(value: Any) -> Any:
+            if not is_float(value):
+                return value
+            is_short = value.dtype.name in SIXTEEN_BITS
+            wide = tf.cast(value, tf.float32) if is_short and is_widened else value
+            return keras_versions.with_mask(copy(wide), value)
+
+        return tf.nest.map_structure(copied, nest)
 
 
 def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault:
@@ -290,14 +370,3 @@ def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault
     looks, dtype = list(map(look, tensors)), str(tensors[-1].dtype.name)
     largest = max(one.largest for one in looks)
     return Fault(call, operation, dtype=dtype, kinds=looks[-1].kinds, largest=largest)
-
-
-def _copied(nest: Any, is_widened: bool) -> Any:
-    def copied(value: Any) -> Any:
-        if not is_float(value):
-            return value
-        is_short = value.dtype.name in SIXTEEN_BITS
-        wide = tf.cast(value, tf.float32) if is_short and is_widened else value
-        return keras_versions.with_mask(tf.identity(wide), value)
-
-    return tf.nest.map_structure(copied, nest)

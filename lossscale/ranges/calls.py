@@ -1,18 +1,18 @@
-"""Every call of a model's layers and operations, in eager mode as in graphs."""
+"""Every call of a model's layers and operations, in eager mode."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, ContextManager, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
-from lossscale.runtime import keras_versions
-from lossscale.runtime.graphs import do_not_convert
+from lossscale.runtime import keras_versions, op_callbacks
+from lossscale.runtime.graphs import do_not_convert, is_building
 
 #: Keras 2 wraps operations in these layers, whose constructors take no dtype.
 _OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
@@ -112,6 +112,11 @@ class Watcher:
       failed: The innermost call that raised an error, None if there was no error.
     """
 
+    #: Stands for the model around what its `train_step` calls.
+    root: Optional[Call] = None
+    #: Whether `see_op` is told of each operation, and is told now.
+    sees_ops = _is_watching = False
+
     def __init__(self) -> None:
         self._here = threading.local()
         self.calls: List[Call] = []
@@ -132,46 +137,68 @@ class Watcher:
         self.calls.append(call)
         return outputs
 
-    def watching(self, things: List[Any]) -> ContextManager[None]:
-        """Tells this object of each call of some layers and operations."""
-        return changed([(thing, "call", self._watched(thing)) for thing in things])
+    def see_op(self, kind: str, inputs: Any, outputs: Any) -> None:
+        """Notes an operation of eager mode, if `sees_ops`."""
+
+    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
+        if self._is_watching:
+            self.see_op(kind, inputs, outputs)
+        return self._is_watching
 
     @contextlib.contextmanager
-    def watching_eagerly(self, model: Any) -> Iterator[None]:
+    def watching(self, model: Any) -> Iterator[None]:
         """Tells this object of each call in a model, also within `tf.function`s."""
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
+        self.root, self._is_watching = Call(model, None), self.sees_ops
+        calls = [(thing, "call", self._watched(thing)) for thing in things_of(model)]
         try:
-            with self.watching(things_of(model)):
+            with changed(calls):
+                if self.sees_ops:
+                    op_callbacks.add(self)
                 yield
         finally:
+            self._is_watching = False
             tf.config.run_functions_eagerly(before)
 
     def _watched(self, thing: Any) -> Callable[..., Any]:
         original = thing.call
-        begin, end = do_not_convert(self.begin), do_not_convert(self.end)
 
-        # AutoGraph converts this and all that it calls, as it would the layer's `call`.
+        @do_not_convert
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if is_building():  # for example within a dataset's function
+                return original(*args, **kwargs)
             with self._opened(thing) as this:
-                positional, named = begin(this, args, kwargs)
-                outputs = end(this, original(*positional, **named))
-            return outputs  # noqa: RET504 - AutoGraph returns from no context
+                positional, named = self.begin(this, args, kwargs)
+                return self.end(this, original(*positional, **named))
 
         return call
 
-    @do_not_convert
     @contextlib.contextmanager
     def _opened(self, thing: Any) -> Iterator[Call]:
-        self._here.call = this = Call(thing, self.innermost)
+        around, root = self.innermost, self.root
+        is_model = root is None or thing is root.layer
+        self._here.call = this = Call(thing, around or (None if is_model else root))
         try:
             yield this
         except Exception:
             self.failed = self.failed or this
             raise
         finally:
-            self._here.call = this.parent
+            self._here.call = around
+
+
+def copy_of(tensor: Any, come_back: Callable[[Any], Any], value: Any = None) -> Any:
+    """Returns a copy of a tensor, whose gradient becomes what `come_back` returns.
+
+    The copy has another value if one is given.
+    """
+
+    def copied(own: Any) -> Any:
+        return tf.identity(own if value is None else value), come_back
+
+    return keras_versions.with_mask(tf.custom_gradient(copied)(tensor), tensor)
 
 
 def things_of(model: Any) -> List[Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.ranges import exponents, inputs, model_state
-from lossscale.ranges.advice import Advice, Fault, Trial
-from lossscale.ranges.calls import Call, Watcher
-from lossscale.ranges.magnitudes import floats_in, is_float
+from lossscale.ranges.advice import Advice, Attempt, Fault
+from lossscale.ranges.calls import Call, Watcher, copy_of
+from lossscale.ranges.magnitudes import are_alike, floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
+from lossscale.ranges.step import Step, build, has_own, of_fit
 from lossscale.runtime import keras_versions
 from lossscale.runtime.loss_scale_warning import warn
 
@@ -27,6 +28,9 @@ _COVERED = """\
 What overflows in float16 is computed in float32 already: no other layer needs it."""
 _NEEDED = "float16 does not hold what these layers are given, compute or return."
 _INSIDE = "Sums, squares or products inside overflow in float16: {}."
+_NO_STEP = """\
+Only the forward pass was looked at: with these data in float32, the model's own \
+`train_step` raises {error!s:.200}"""
 _MANY = """\
 If they are most of the model, look for a learning rate that is too high, or data that \
 are not normalized."""
@@ -125,6 +129,8 @@ class ForwardRanges(Ranges):
 def forward_ranges(
     model: Any,
     x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
     *,
     batches: Optional[int] = 10,
     batch_size: Optional[int] = None,
@@ -135,8 +141,9 @@ def forward_ranges(
     Computes the outputs of every layer for some batches in float32, under any policy,
     with `training=True`, and counts how many overflow or underflow in float16.
     Then it runs each layer in float16 on its float32 inputs, which shows overflows
-    inside, and tries what it advises: docs/forward-ranges.md. The model stays as it
-    was, except that missing weights are created. A custom `train_step` is not run.
+    inside, and tries what it advises: docs/forward-ranges.md. If the model's class has
+    its own `train_step`, it runs that, and its optimizers do nothing. The model stays
+    as it was, except that missing weights are created.
 
     >>> import lossscale
     >>> import numpy as np
@@ -156,8 +163,9 @@ def forward_ranges(
 
     Args:
       model: A Keras model.
-      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. Targets
-        in the last three are ignored.
+      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
+      y: Targets for a `train_step` of the model's own, or None. Others are not used.
+      sample_weight: Weights for it, or None.
       batches: An integer, how many batches to use, or None: all.
       batch_size: An integer, the rows per batch if `x` holds arrays, or None: 32.
       verbose: An integer: 1 shows a progress bar.
@@ -172,58 +180,77 @@ def forward_ranges(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "forward_ranges")
-    first, chosen, length = inputs.first_batches((x, None, None), batch_size, batches)
-    inputs.check_finite(first[0])
-    inputs.build(model, first[0])
-    counter = _Counter(keras, model)
-    with model_state.unchanged(model):
-        for batch in inputs.with_progress(keras, chosen, length, verbose):
-            counter.see(batch[0])
+    data = (x, y, sample_weight)
+    first, chosen, length = inputs.first_batches(data, batch_size, batches)
+    inputs.check_finite(inputs.triple(first)[0])
+    counter = _Counter(keras, model, first)
+    for batch in inputs.with_progress(keras, chosen, length, verbose):
+        counter.see(batch)
     return counter.result()
 
 
 class _Counter:
     """Counts the outputs of layers, and finds what overflows."""
 
-    def __init__(self, keras: Any, model: Any) -> None:
+    def __init__(self, keras: Any, model: Any, batch: Any) -> None:
         self._keras, self._model = keras, model
         self._rows: _Rows = {}
         self._advice = Advice(keras)
         #: The paths of layers that overflow inside, though inputs and outputs fit.
         self._inside: Set[str] = set()
         self._batches, self._can_try, self._overflows = 0, True, False
+        self._notes: List[str] = []
+        is_compiled = getattr(model, "optimizer", None) is not None
+        self._has_own_step = is_compiled and has_own(model, "train_step")
+        build(model, inputs.triple(batch)[0], self._step_on(batch))
+        if self._has_own_step:
+            layers = keras_versions.layers_of(model)
+            try:
+                with model_state.in_float32(keras, layers):
+                    self._run(batch, Watcher())
+            except Exception as error:  # such as a step that needs targets
+                self._has_own_step = False
+                self._notes.append(_NO_STEP.format(error=error))
 
-    def see(self, x: Any) -> None:
-        inputs.check_finite(x)
+    def _step_on(self, batch: Any) -> Callable[[Step], Any]:
+        """Returns what computes what `fit` computes of a batch, as far as layers go."""
+        if self._has_own_step:
+            return of_fit(self._keras, self._model, None, batch)
+        return lambda _: self._model(inputs.triple(batch)[0], training=True)
+
+    def _run(self, batch: Any, watcher: Watcher) -> None:
+        Step(self._model, self._step_on(batch), watcher)
+
+    def see(self, batch: Any) -> None:
+        inputs.check_finite(inputs.triple(batch)[0])
         self._batches += 1
         first = _Float32Pass(self._rows)
         layers = keras_versions.layers_of(self._model)
-        in_float32 = model_state.in_float32(self._keras, layers)
-        with in_float32, first.watching_eagerly(self._model):
-            self._model(x, training=True)
+        with model_state.in_float32(self._keras, layers):
+            self._run(batch, first)
         outside = [call for call in first.calls if call in first.overflowing]
         self._overflows = self._overflows or bool(outside)
         with model_state.in_float16(self._keras, self._model) as can_try:
             # Keras 2 cannot try a model that is all in float32.
             self._can_try = can_try and self._can_try
             if self._can_try:
-                self._try(x, first, outside)
+                self._try(batch, first, outside)
             elif all_in_float32(self._model):
                 for call in outside:
                     self._advice.add(Fault(call))
 
-    def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
-        trial_of = functools.partial(_Float16Pass, first)
+    def _try(self, batch: Any, first: _Float32Pass, outside: List[Call]) -> None:
+        attempt_of = functools.partial(_Float16Pass, first)
 
-        def overflows_in(trial: _Float16Pass) -> List[Fault]:
-            with trial.noted(self._model):
-                self._model(x, training=True)
-            return trial.overflows
+        def overflows_in(attempt: _Float16Pass) -> List[Fault]:
+            self._run(batch, attempt)
+            return attempt.overflows
 
         faults: List[Fault] = []
         try:
-            faults = overflows_in(trial_of(Advice(self._keras)))
-        except tf.errors.OpError as error:  # an operation has no float16 kernel
+            faults = overflows_in(attempt_of(Advice(self._keras)))
+        except (tf.errors.OpError, TypeError, ValueError) as error:
+            # Such as an operation that has no float16 kernel.
             self._can_try = False
             warn(
                 "The model could not run in float16, so overflows inside its layers "
@@ -233,7 +260,7 @@ class _Counter:
         for fault in faults:
             if fault.call and not fault.is_cast and fault.call.path not in paths:
                 self._inside.add(fault.call.owner.path)
-        # So the trial need not find one layer after the other.
+        # So the attempts need not find one layer after the other.
         for call in outside:
             owner, is_cast = call.owner, first.overflowing[call]
             is_known = is_cast or not owner.is_written_around_layers
@@ -244,7 +271,7 @@ class _Counter:
             for fault in faults:
                 self._advice.add(fault)
         if self._can_try and self._advice:
-            self._advice.try_out(trial_of, overflows_in)
+            self._advice.complete(attempt_of, overflows_in)
 
     def result(self) -> ForwardRanges:
         if not self._rows:
@@ -276,10 +303,8 @@ class _Counter:
             is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
             in_float32 += [layer] if is_given else keras_versions.layers_of(layer)
         if not all_in_float32(self._model):
-            all_layers = keras_versions.layers_of(self._model)
-            in_float32 += [
-                layer for layer in all_layers if layer.compute_dtype == "float32"
-            ]
+            of_model = keras_versions.layers_of(self._model)
+            in_float32 += [each for each in of_model if each.compute_dtype == "float32"]
         ranges = ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
@@ -297,7 +322,7 @@ class _Counter:
             _paths=tuple(
                 getattr(layer, "path", None) or layer.name for layer in in_float32
             ),
-            _remarks=tuple(notes),
+            _remarks=(*notes, *self._notes),
         )
         return ranges
 
@@ -353,9 +378,12 @@ class _Float32Pass(Watcher):
 
 
 def _overflows(values: Any) -> bool:
-    """Whether values overflow in float16. The values of a mask do not count."""
+    """Whether values overflow in float16. The values of a mask do not count.
+
+    Nor do inf and NaN, which float32 does not hold either.
+    """
     values = values.astype(np.float32).ravel()
-    bad = values[~(np.abs(values) < exponents.INFINITE_FROM)]  # NaN, too
+    bad = values[(np.abs(values) >= exponents.INFINITE_FROM) & np.isfinite(values)]
     if not len(bad):
         return False
     # A mask has one negative number, -1e9 or -inf, for all hidden places, and others.
@@ -364,7 +392,7 @@ def _overflows(values: Any) -> bool:
     return not (high < 0 and is_one and len(bad) < len(values))
 
 
-class _Float16Pass(Trial):
+class _Float16Pass(Attempt):
     """Runs each layer in float16 on its inputs from the float32 pass.
 
     It replaces each layer's outputs by those of the first pass, clipped to the dtype's
@@ -374,18 +402,37 @@ class _Float16Pass(Trial):
     def __init__(self, first: _Float32Pass, advice: Advice) -> None:
         super().__init__(advice)
         self._left = list(first.calls)
+        #: The calls whose outputs are right, whatever overflowed within.
+        self._right: Set[Call] = set()
 
     def end(self, call: Call, outputs: Any) -> Any:
         before = self._left.pop(0) if self._left else None
+        floats = floats_in(outputs)
         if before is None or before.layer is not call.layer:
             self._left = []  # it calls layers in another order: replace no more
-        elif len(before.outputs) == len(floats_in(outputs)):
+        elif len(before.outputs) == len(floats):
+            has_fault = any(fault.call is call for fault in self.faults.values())
+            if has_fault and all(map(are_alike, floats, before.outputs)):
+                self._right.add(call)
             others = iter(before.outputs)
-            outputs = tf.nest.map_structure(
-                lambda out: _cast_like(out, next(others)) if is_float(out) else out,
-                outputs,
-            )
+            # What a step of the user's does with outputs runs in float32, as before.
+            is_outermost = call.parent in (None, self.root)
+
+            def replaced(output: Any) -> Any:
+                if not is_float(output):
+                    return output
+                other = next(others)
+                other = other if is_outermost else _cast_like(output, other)
+                return copy_of(output, lambda grad: tf.cast(grad, output.dtype), other)
+
+            outputs = tf.nest.map_structure(replaced, outputs)
         return super().end(call, outputs)
+
+    @property
+    def overflows(self) -> List[Fault]:
+        # What a later operation hides, as the branch that a tf.where leaves out, is
+        # none.
+        return [each for each in super().overflows if each.call not in self._right]
 
 
 def _cast_like(tensor: Any, other: Any) -> Any:

@@ -12,12 +12,15 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
-from lossscale.ranges import exponents, inputs
-from lossscale.ranges.calls import Watcher
-from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
+from lossscale.ranges import calls, exponents, inputs
+from lossscale.ranges.calls import Call, Watcher, copy_of
+from lossscale.ranges.magnitudes import is_float
+from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
 from lossscale.ranges.report import Ranges, cell
-from lossscale.runtime import keras_versions, mode
-from lossscale.runtime.keras_versions import layers_of
+from lossscale.ranges.step import Step, build, of_fit
+from lossscale.runtime import keras_versions
+from lossscale.runtime.derivatives import derivative
+from lossscale.runtime.keras_versions import layers_of, tensor_of
 from lossscale.runtime.loss_scale_warning import warn
 
 _APART = """\
@@ -54,10 +57,6 @@ class GradientRanges(Ranges):
 
     _title, _what, _is_scaled = "Gradients of", "gradients", True
     _in_repr = ("loss_scale", "recommended_scale")
-
-    def __getattr__(self, name: str) -> Any:
-        near = arguments.did_you_mean(name, dir(self))
-        raise AttributeError(f"`GradientRanges` has no attribute {name!r}.{near}")
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
@@ -155,9 +154,10 @@ def gradient_ranges(
     >>> float(ranges.largest_exponent[0]), ranges.largest_safe_scale == 2.0**34
     (-19.0, True)
 
-    It computes the gradients of some batches in float32, under any policy, with
-    `training=True`. The model stays as it was, except that missing weights are created;
-    a custom `train_step` is not run. docs/gradient-ranges.md explains the report.
+    It runs the step that `fit` runs on some batches, also the model's own `train_step`,
+    in float32 under any policy, and its optimizers do nothing. The model stays as it
+    was, except that missing weights are created. docs/gradient-ranges.md explains the
+    report.
 
     Args:
       model: A Keras model with float32 weights, compiled unless you pass `loss`.
@@ -181,14 +181,14 @@ def gradient_ranges(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "gradient_ranges")
-    scale = inputs.scale_of(model) if loss_scale is None else loss_scale
+    optimizer = getattr(model, "optimizer", None)
+    scale = inputs.scale_of(optimizer) if loss_scale is None else loss_scale
     scale = arguments.loss_scale("loss_scale", scale)
     arguments.boolean("activations", activations)
     data = (x, y, sample_weight)
     first, chosen, length = inputs.first_batches(data, batch_size, batches)
-    loss_of = inputs.loss_function(keras, model, loss, first[1])
     # The model's own policy sets the dtype of missing weights.
-    inputs.build(model, first[0])
+    build(model, inputs.triple(first)[0], of_fit(keras, model, loss, first))
     if not model.trainable_variables:
         raise ValueError("`model` must have trainable weights, got none.")
     for variable in model.trainable_variables:
@@ -199,88 +199,93 @@ def gradient_ranges(
                 f"{_path_of(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
-    watched = [
-        layer for layer in layers_of(model) if activations and layer is not model
-    ]
-    watcher = Watcher()
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
-    # Of each row the name, by the id of the variable or the layer.
-    names: Dict[int, str] = {}
-    # The names of operations that compute gradients in 16 bits.
+    rows: Dict[int, _Row] = {id(v): _Row() for v in model.trainable_variables}
     in_16_bits: List[str] = []
-
-    def count(x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
-        """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
-        watcher.calls.clear()
-        with tf.GradientTape() as tape, watcher.watching(watched):
-            loss = loss_of(x, y, model(x, training=True), sample_weight)
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        # Of each gradient: the key and the name of its row, and what it belongs to.
-        sources: Dict[int, Tuple[int, str, Any]] = {
-            id(weight): (
-                id(weight),
-                _path_of(model, weight),
-                keras_versions.tensor_of(weight),
-            )
-            for weight in model.trainable_variables
-        }
-        for call in watcher.calls:
-            for output in call.outputs:
-                # A tensor in a loop, as in a recurrent layer, is of another graph.
-                if output.graph is graph:
-                    row = (id(call.layer), f"output of {call.layer.name}", output)
-                    sources.setdefault(id(output), row)
-        grads = tape.gradient(loss, [tensor for _, _, tensor in sources.values()])
-        in_16_bits[:] = [
-            op.name
-            for op in graph.get_operations()[before:]
-            if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
-        ]
-        names.clear()
-        # A layer that is called twice has several gradients.
-        parts: Dict[int, List[Any]] = {}
-        for (key, name, _), grad in zip(sources.values(), grads):
-            if grad is not None:
-                names[key] = name
-                parts.setdefault(key, []).append(tf.reshape(dense_part(grad), [-1]))
-        if not parts:
-            raise ValueError(
-                "`loss` must depend on the model's weights, got a loss without "
-                "gradients."
-            )
-        values = [tf.concat(part, 0) for part in parts.values()]
-        counted = [
-            [exponents.count(row, significand) for row in values]
-            for significand in significands
-        ]
-        counts = [[counts for counts, _ in of_rows] for of_rows in counted]
-        return tf.stack(counts), tf.stack([most for _, most in counted[0]])
-
-    # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
-    is_keras3 = keras_versions.is_keras3(keras)
-    traced = tf.function(count, autograph=not is_keras3, **mode.ANY_SHAPES)
-    total: Any = 0
-    largest: Any = 0
     number = 0
-    with unchanged(model), in_float32(keras, layers_of(model)):
-        for batch in inputs.with_progress(keras, chosen, length, verbose):
-            number += 1
-            counts, most = traced(*batch)
-            total = total + counts.numpy().astype(np.int64)
-            largest = np.maximum(largest, most.numpy())
+    for batch in inputs.with_progress(keras, chosen, length, verbose):
+        number += 1
+        watcher = _Backward(activations, in_16_bits)
+        # Of some steps gradients are scaled, of others not: so that of 1 is used.
+        with in_float32(keras, layers_of(model)):
+            step_of = of_fit(keras, model, loss, batch)
+            step = Step(model, step_of, watcher, scale_of=lambda _: 1.0)
+        variables = {id(tensor_of(v)): v for v in model.trainable_variables}
+        found = [(variables.get(id(v), v), grad) for v, grad in step.computed]
+        named = [(id(v), _path_of(model, v), grad) for v, grad in found]
+        for key, name, grad in [*named, *watcher.received[::-1]]:
+            rows.setdefault(key, _Row()).add(name, grad, significands)
+    counted = [row for row in rows.values() if row.name]
+    if not counted:
+        raise ValueError(
+            "`loss` must depend on the model's weights, got a loss without gradients."
+        )
     if in_16_bits:
         warn(
             "These operations compute gradients in 16 bits under any policy of the "
             f"model, so part of the report is not about float32: {in_16_bits[:3]}."
         )
     return GradientRanges(
-        names=tuple(_numbered(list(names.values()))),
-        counts=dict(zip(significands, total)),
-        largest=largest,
+        names=tuple(_numbered([row.name for row in counted])),
+        counts={
+            each: np.stack([row.counts[each] for row in counted])
+            for each in significands
+        },
+        largest=np.array([row.largest for row in counted], np.float32),
         loss_scale=scale,
         batches=number,
     )
+
+
+class _Row:
+    """What was counted of the gradients of a variable, or of a layer's outputs."""
+
+    def __init__(self) -> None:
+        self.name, self.largest = "", 0.0
+        self.counts: Dict[float, Any] = {}
+
+    def add(self, name: str, grad: Any, significands: List[float]) -> None:
+        self.name = name
+        for significand in significands:
+            counts, largest = exponents.count(grad, significand)
+            before = self.counts.get(significand, 0)
+            self.counts[significand] = before + counts.numpy().astype(np.int64)
+            self.largest = max(self.largest, float(largest.numpy()))
+
+
+class _Backward(Watcher):
+    """Notes the gradients of layers' outputs, and what computes them in 16 bits.
+
+    Attributes:
+      received: Of each gradient: the layer's `id`, the row's name, and the gradient.
+    """
+
+    sees_ops = True
+
+    def __init__(self, counts_outputs: bool, in_16_bits: List[str]) -> None:
+        super().__init__()
+        self.received: List[Tuple[int, str, Any]] = []
+        self._counts_outputs, self._in_16_bits = counts_outputs, in_16_bits
+
+    def see_op(self, kind: str, _: Any, outputs: Any) -> None:
+        is_narrow = any(out.dtype.name in SIXTEEN_BITS for out in outputs)
+        if is_narrow and derivative(calls.__file__) is not None:
+            self._in_16_bits.append(kind)
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        def come_back(upstream: Any) -> Any:
+            name = f"output of {call.layer.name}"
+            self.received.append((id(call.layer), name, dense_part(upstream)))
+            return upstream
+
+        def copied(value: Any) -> Any:
+            return copy_of(value, come_back) if is_float(value) else value
+
+        # A loop over time makes other gradients of its cell at each step.
+        is_in_loop = any(above.is_recurrent for above in call.around)
+        if self._counts_outputs and call.parent is not None and not is_in_loop:
+            outputs = tf.nest.map_structure(copied, outputs)
+        return super().end(call, outputs)
 
 
 def _path_of(model: Any, variable: Any) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from typing import Any, Callable, Iterable, Iterator, Optional, Tuple
+from typing import Any, Iterable, Iterator, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,14 +15,11 @@ from lossscale.runtime import keras_versions
 from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 
-#: x, y and sample weights, as tensors; None where there are none.
+#: x, y and sample weights; None where there are none.
 Batch = Tuple[Any, Any, Any]
 
 _NAMES = ("x", "y", "sample_weight")
 _WANTED = "arrays, a tf.data.Dataset, or a PyDataset or Sequence of Keras"
-_NO_LOSS = """\
-`model` must be compiled with a loss, or `loss` given, got a model without one. Pass \
-the loss that the model is trained with, such as loss="mse"."""
 
 
 def keras_of(model: Any, asked_by: str) -> Any:
@@ -69,49 +65,12 @@ def build(model: Any, x: Any) -> None:
         ) from error
 
 
-def loss_function(keras: Any, model: Any, loss: Any, y: Any) -> Callable[..., Any]:
-    """Returns a function that computes the loss of a batch, as `fit` does.
-
-    It gets `(x, y, outputs, sample_weight)`, and adds the losses of the model's last
-    forward pass. Raises a ValueError if there is no loss, or targets are missing.
-    """
-    if loss is None and getattr(model, "optimizer", None) is None:
-        raise ValueError(_NO_LOSS)
-    method = getattr(type(model), "compute_loss", None)
-    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
-    is_overridden = home not in ("keras", "tf_keras", "tensorflow")
-    has_loss = loss is not None or bool(getattr(model, "loss", None))
-    if y is None and has_loss and not is_overridden:
-        raise ValueError(
-            "`y` must be the targets that the loss needs, got None. Pass y, or let `x` "
-            "yield batches that hold both."
-        )
-    compiled = model
-    if loss is not None:
-        compiled = keras.Sequential()
-        compiled.compile(loss=loss)
-
-    def compute(x: Any, y: Any, outputs: Any, sample_weight: Any) -> Any:
-        if not (has_loss or is_overridden or model.losses):
-            raise ValueError(_NO_LOSS)
-        if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
-            value = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
-        else:
-            accepted = inspect.signature(compiled.compute_loss).parameters
-            # Newer versions of Keras 3 take `training`; 3.3 does not.
-            training = {"training": True} if "training" in accepted else {}
-            value = compiled.compute_loss(x, y, outputs, sample_weight, **training)
-        return value if compiled is model else tf.add_n([value, *model.losses])
-
-    return compute
-
-
-def scale_of(model: Any) -> float:
-    """Returns the number by which the model's optimizer multiplies the loss now."""
-    optimizer = getattr(model, "optimizer", None)
+def scale_of(optimizer: Any) -> float:
+    """Returns the number by which an optimizer multiplies the loss now."""
     for name in ("loss_scale", "dynamic_scale", "initial_scale", "loss_scale_factor"):
         # Ours or Keras 2's wrapper; Keras 3's wrapper, built or not; Keras 3's others.
-        value = getattr(optimizer, name, None)
+        is_scale = isinstance(optimizer, LossScale)
+        value = optimizer if is_scale else getattr(optimizer, name, None)
         if isinstance(value, LossScale):
             return value._to_show()
         if value is not None:
@@ -121,8 +80,11 @@ def scale_of(model: Any) -> float:
 
 def first_batches(
     data: Batch, batch_size: Optional[int], batches: Optional[int]
-) -> Tuple[Batch, Iterator[Batch], int]:
-    """Returns the first batch, an iterator that begins with it, and its length."""
+) -> Tuple[Any, Iterator[Any], int]:
+    """Returns the first batch, an iterator that begins with it, and its length.
+
+    Batches are as `fit` hands them to a `train_step`: `triple` takes them apart.
+    """
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
     chosen, length = _all_batches(data, batch_size)
@@ -131,11 +93,19 @@ def first_batches(
             "`batches` must be a number if the length of the data is unknown or "
             "infinite, got None. Say how many batches to look at."
         )
-    chosen = map(_tensors, itertools.islice(chosen, batches))
+    chosen = itertools.islice(chosen, batches)
+    chosen = (tf.nest.map_structure(_tensor, batch) for batch in chosen)
     first = next(chosen, None)
     if first is None:
         raise ValueError("`x` must hold at least one batch, got none.")
     return first, itertools.chain([first], chosen), min(filter(None, (length, batches)))
+
+
+def triple(batch: Any) -> Batch:
+    """Returns a batch as x, y and sample weights."""
+    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+    x, y, sample_weight = (*parts, None, None)[:3]
+    return x, y, sample_weight
 
 
 def _all_batches(
@@ -172,9 +142,12 @@ def _all_batches(
     rows, size = lengths.pop(), batch_size or 32
 
     def from_row(start: int) -> Any:
-        return tf.nest.map_structure(
+        x, y, sample_weight = tf.nest.map_structure(
             lambda part: None if part is None else part[start : start + size], data
         )
+        if y is None:
+            return (x,) if isinstance(x, (list, tuple)) else x
+        return (x, y) if sample_weight is None else (x, y, sample_weight)
 
     return map(from_row, range(0, rows, size)), -(-rows // size)
 
@@ -203,17 +176,12 @@ def _check_arrays(name: str, x: Any) -> None:
         )
 
 
-def _tensors(batch: Any) -> Batch:
-    def tensor(part: Any) -> Any:
-        # float64 becomes float32, as in fit. Ragged and sparse tensors stay unchanged.
-        if part is not None and not tf.is_tensor(part):
-            part = tf.convert_to_tensor(np.asarray(part))
-        is_double = isinstance(part, tf.Tensor) and part.dtype == tf.float64
-        return tf.cast(part, tf.float32) if is_double else part
-
-    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
-    x, y, sample_weight = tf.nest.map_structure(tensor, (*parts, None, None)[:3])
-    return x, y, sample_weight
+def _tensor(part: Any) -> Any:
+    # float64 becomes float32, as in fit. Ragged and sparse tensors stay unchanged.
+    if part is not None and not tf.is_tensor(part):
+        part = tf.convert_to_tensor(np.asarray(part))
+    is_double = isinstance(part, tf.Tensor) and part.dtype == tf.float64
+    return tf.cast(part, tf.float32) if is_double else part
 
 
 def check_finite(*batch: Any) -> None:

@@ -120,10 +120,21 @@ def unchanged(model: Any) -> Iterator[None]:
         for generator in generators
         if "_seed" in getattr(generator, "__dict__", {})
     ]
+    # A `train_step` may count in Python.
+    counted = [
+        (layer, name, value)
+        for layer in layers_of(model)
+        for name, value in vars(layer).items()
+        if isinstance(value, (int, float)) and not name.startswith("_")
+    ]
     try:
         with random_streams.unchanged(), changed(counts):
             yield
     finally:
+        for layer, name, value in counted:
+            is_number = type(vars(layer).get(name)) is type(value)
+            if is_number and name != "built":
+                object.__setattr__(layer, name, value)
         for variable, value in saved:
             variable.assign(value)
         for metric in model.metrics:

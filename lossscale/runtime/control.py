@@ -1,4 +1,4 @@
-"""The branches and the order of operations, of which a graph must be told.
+"""The branches and the order of operations that a graph must be given.
 
 Eager mode has both by itself: Python's `if`, and the order of calls.
 """

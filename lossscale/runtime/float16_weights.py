@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Set
+from collections import defaultdict
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -29,64 +30,69 @@ def warn_of_float16(wrapper: Any, grads: Grads, variables: List[Variable]) -> No
         return
     vars(wrapper)["_lossscale_looked_for_float16"] = True
     trained = [v for grad, v in zip(grads, variables) if grad is not None]
-    names = float16_names(wrapper.inner_optimizer, trained)
+    names = float16_names(wrapper.inner_optimizer, trained, variables)
     if names:
         warn(IN_FLOAT16.format(names=names))
 
 
-def float16_names(optimizer: Any, trained: List[Variable]) -> str:
-    """Returns names of float16 variables that have no float32 copies, or nothing."""
+def float16_names(
+    optimizer: Any, trained: List[Variable], variables: Sequence[Variable] = ()
+) -> str:
+    """Returns names of float16 variables that have no float32 copies, or nothing.
+
+    `variables` are all of the optimizer's, in their order, of which some are trained.
+    """
     dtype_of = keras_versions.stored_dtype
     narrow = [v for v in trained if dtype_of(v) == tf.float16]
-    if not narrow or _has_float32_copies(optimizer, narrow, trained):
-        return ""
+    slots = _slots_by_variable(optimizer, variables or trained) if narrow else {}
+
+    def is_copied(variable: Variable) -> bool:
+        shape, own = tuple(variable.shape), slots.get(id(variable), [])
+        return any(tuple(v.shape) == shape and dtype_of(v) == tf.float32 for v in own)
+
+    narrow = [variable for variable in narrow if not is_copied(variable)]
     names = ", ".join(map(keras_versions.variable_name, narrow[:3]))
     return names + (f" and {len(narrow) - 3} more" if len(narrow) > 3 else "")
 
 
-def _has_float32_copies(
-    optimizer: Any, narrow: List[Variable], trained: List[Variable]
-) -> bool:
-    """Whether an optimizer holds float32 variables for those in float16.
+def _slots_by_variable(
+    optimizer: Any, variables: Sequence[Variable]
+) -> Dict[int, List[Variable]]:
+    """Returns what an optimizer holds of each variable, by the variable's id.
 
-    An ordinary slot has its variable's dtype. So, of one shape, an optimizer without
-    copies holds as many float32 slots for a float32 variable as float16 ones for a
-    float16 variable. Scalars tell nothing: a learning rate is one.
+    An optimizer holds its slots in lists, each in the order of its variables. Legacy
+    optimizers of Keras 2 hold them by the variable's key.
     """
-    ids = {id(variable) for variable in trained}
-    held = {id(v): v for v in _variables_in(optimizer) if id(v) not in ids}
-
-    def count(variables: Any, shape: Any, dtype: tf.DType) -> int:
-        of_shape = [v for v in variables if tuple(v.shape) == shape]
-        return sum(keras_versions.stored_dtype(v) == dtype for v in of_shape)
-
-    def is_copied(shape: Any) -> bool:
-        wide, short = (count(trained, shape, d) for d in (tf.float32, tf.float16))
-        wide_held, short_held = (
-            count(held.values(), shape, d) for d in (tf.float32, tf.float16)
-        )
-        return wide_held * short > short_held * wide
-
-    shapes = {tuple(variable.shape) for variable in narrow} - {()}
-    return any(map(is_copied, shapes))
+    slots: Dict[int, List[Variable]] = defaultdict(list)
+    for part, held in _lists_in(optimizer):
+        # Keras 3 has the variables of each optimizer there.
+        own = list(getattr(part, "_trainable_variables", None) or variables)
+        if held is not own and len(held) == len(own):
+            for variable, slot in zip(own, held):
+                if slot is not variable and hasattr(slot, "assign"):
+                    slots[id(variable)].append(slot)
+    for name in optimizer.get_slot_names() if _is_legacy(optimizer) else []:
+        for variable in variables:
+            slots[id(variable)].append(optimizer.get_slot(variable, name))
+    return slots
 
 
-def _variables_in(optimizer: Any) -> Iterator[Variable]:
+def _is_legacy(optimizer: Any) -> bool:
+    return hasattr(optimizer, "get_slot_names")
+
+
+def _lists_in(optimizer: Any) -> Iterator[Tuple[Any, List[Any]]]:
+    """Yields an optimizer or one within it, and a list or a dict's values in it."""
     seen: Set[int] = set()
-    waiting = [optimizer]
+    waiting = [(optimizer, optimizer)]
     while waiting:
-        thing = waiting.pop()
+        part, thing = waiting.pop()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if hasattr(thing, "assign") and hasattr(thing, "shape"):
-            yield thing
-        elif isinstance(thing, dict):
-            waiting.extend(thing.values())
-        elif isinstance(thing, (list, tuple)):
-            waiting.extend(thing)
-        elif hasattr(thing, "apply_gradients"):
-            # Keras 3 lists the model's own variables there.
-            held = dict(vars(thing))
-            held.pop("_trainable_variables", None)
-            waiting.append(held)
+        if hasattr(thing, "apply_gradients"):
+            waiting.extend((thing, held) for held in vars(thing).values())
+        elif isinstance(thing, (dict, list, tuple)):
+            held = list(thing.values() if isinstance(thing, dict) else thing)
+            yield part, held
+            waiting.extend((part, each) for each in held)

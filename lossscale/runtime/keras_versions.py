@@ -255,17 +255,18 @@ def statistics_of(model: Any) -> List[Variable]:
 
 
 def state_of(model: Any) -> List[Variable]:
-    """Returns the variables that a forward pass may change: statistics and seeds."""
+    """Returns the variables that a step may change: statistics, seeds, own ones."""
     variables = list(model.non_trainable_variables)
     for layer in layers_of(model):
         # Keras does not count a layer's `tf.random.Generator` among its variables. That
         # of Keras 2's layers is in an object of their own, which is not public.
         for holder in (layer, getattr(layer, "_random_generator", None)):
-            held = getattr(holder, "__dict__", {}).values()
-            generators = [
-                value for value in held if isinstance(value, tf.random.Generator)
-            ]
-            variables += [generator.state for generator in generators]
+            for held in getattr(holder, "__dict__", {}).values():
+                for value in held if isinstance(held, (list, tuple)) else [held]:
+                    if isinstance(value, tf.random.Generator):
+                        variables.append(value.state)
+                    elif isinstance(value, tf.Variable):  # Keras 3 does not count it
+                        variables.append(value)
     return list({id(variable): variable for variable in variables}.values())
 
 

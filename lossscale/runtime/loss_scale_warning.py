@@ -16,7 +16,11 @@ class LossScaleWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Gives a `LossScaleWarning` that points at the user's line which led here."""
+    """Gives a `LossScaleWarning` that points at the user's line which led here.
+
+    It reads the callers' frames: how many are ours, Keras's and TensorFlow's differs,
+    and `warnings.warn(skip_file_prefixes=...)` exists from Python 3.12 on.
+    """
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = frame.f_globals.get("__name__", "").split(".")[0]

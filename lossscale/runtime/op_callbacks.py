@@ -1,4 +1,10 @@
-"""Notifies listeners of each operation that eager mode runs."""
+"""Notifies listeners of each operation that eager mode runs.
+
+Nothing else shows what becomes of an eager tensor: a tape records only operations that
+are differentiated, and a tensor of a class of our own is lost at the first operation.
+So TensorFlow calls us for every operation, but only from the use of a loss scale until
+a thousand operations have not used it.
+"""
 
 from __future__ import annotations
 
@@ -50,23 +56,23 @@ def add(listener: OpListener) -> None:
     _go_on()
 
 
-def is_telling() -> bool:
-    """Whether any listener is told of this thread's operations."""
-    return _tell in context.context().op_callbacks
+def is_notifying() -> bool:
+    """Whether any listener is notified of this thread's operations."""
+    return _notify in context.context().op_callbacks
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """Stops reporting this thread's operations: they are our own."""
-    was_telling = is_telling()
-    if was_telling:
-        context.context().remove_op_callback(_tell)
+    was_notifying = is_notifying()
+    if was_notifying:
+        context.context().remove_op_callback(_notify)
     _here.pauses += 1
     try:
         yield
     finally:
         _here.pauses -= 1
-        if was_telling:
+        if was_notifying:
             _go_on()
 
 
@@ -81,12 +87,12 @@ def key_of(tensor: Tensor) -> int:
 
 
 def _go_on() -> None:
-    if not is_telling() and not _here.pauses:
-        with tf.init_scope():  # so that it hears of functions that eager mode calls
-            op_callbacks.add_op_callback(_tell)
+    if not is_notifying() and not _here.pauses:
+        with tf.init_scope():  # also for functions that eager mode calls
+            op_callbacks.add_op_callback(_notify)
 
 
-def _tell(
+def _notify(
     kind: Union[str, bytes],
     inputs: Tensors,
     attrs: Sequence[Any],
@@ -114,6 +120,6 @@ def _tell(
         here = context.context()
         if not any(wanted) and len(here.op_callbacks) == 1:
             # Not `op_callbacks.remove_op_callback`, which acts on other threads, too.
-            here.remove_op_callback(_tell)
+            here.remove_op_callback(_notify)
     # TensorFlow, while it builds a graph, uses the returned list in place of `outputs`.
     return None if outputs is None else list(outputs)

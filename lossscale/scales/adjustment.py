@@ -1,9 +1,10 @@
-"""How a step adjusts a loss scale: its rule runs, and the step is counted."""
+"""What a step does to a loss scale and a guard: judged, learned of, and counted."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +18,7 @@ from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.checks import (
     LossScale,
     checked_values,
+    checked_verdict,
     variable_of,
 )
 
@@ -34,14 +36,31 @@ class State:
         return tf.convert_to_tensor(variable_of(self._owner, name))
 
 
+class Adjusted(NamedTuple):
+    """What became of a step.
+
+    Attributes:
+      op: An operation that adjusts the loss scale and the guard, None in eager mode.
+      should_apply: Whether to apply the step.
+      is_usual: False if the guard leaves the step out. True without one.
+    """
+
+    op: Op
+    should_apply: Any
+    is_usual: Any
+
+
 def adjust_to_step(
     loss_scale: LossScale,
     is_finite: Flag,
     largest: Optional[Scalar],
     rule_learns: Flag = True,
+    *,
+    guard: Any = None,
     grads: Optional[Grads] = None,
-) -> Tuple[Op, Any]:
-    """Runs the rule of a loss scale, and counts the step. Returns what `update` does.
+    shared: Any = None,
+) -> Adjusted:
+    """Has the guard judge a step, runs the rule of a loss scale, and counts the step.
 
     The caller has checked the gradients, or the arguments. What becomes of a step:
 
@@ -49,25 +68,87 @@ def adjust_to_step(
     a step                                  is applied   the rule learns of it
     finite                                  yes          yes
     an overflow                             no           yes
-    finite, and left out by a guard         no           no: see `guard.guarded`
+    finite, and left out by the guard       no           no: only `last_largest` moves
     a bad loss, with nonfinite_loss="skip"  no           no, unless there are many
     ```
+
+    All values are read before any is assigned. Nothing is assigned before the guard and
+    the rule have returned what can be assigned.
 
     Args:
       loss_scale: A loss scale.
       is_finite: As in `LossScale.adjust`.
       largest: As in `LossScale.adjust`.
-      rule_learns: If False, the step is a bad one that is only counted.
+      rule_learns: If False, a bad step is only counted.
+      guard: A `Guard`, or None.
       grads: The gradients, for a subclass with its own `update`.
+      shared: The `SharedStep` of a loss scale that several optimizers share, or None.
     """
-    if rule_learns is not True:
-        return _adjusted_or_counted(loss_scale, is_finite, largest, rule_learns, grads)
-    if grads is not None:
-        # They may have been clipped since the check. A scalar that is infinite on a
-        # bad step tells the subclass that they were not finite.
-        is_bad = arithmetic.infinite_unless(is_finite)
-        update_op, should_apply = loss_scale.update([*grads, is_bad])
-        return update_op, both(is_finite, should_apply)
+    is_usual: Flag = True
+    values: Dict[str, Tensor] = {}
+    old = State(guard)
+    if guard is not None and not (mode.current().knows_values and not is_finite):
+        judged = arithmetic.bounded(is_finite, largest)
+        is_usual, values = checked_verdict(guard, guard.judge(old, judged))
+        # In a session nothing else computes the guard's values before the rule assigns.
+        with tf.control_dependencies([group_ops(list(values.values()))]):
+            is_usual = tf.identity(is_usual)
+    applies = is_finite
+    sharing: Any = nullcontext
+    if shared is not None:
+        joined = shared.joined(is_finite, largest, rule_learns)
+        is_finite, largest, rule_learns = joined
+        sharing = partial(shared.set_back, largest)
+
+    def learn() -> Tuple[Op, Any]:
+        with sharing():
+            if grads is not None:
+                return _updated(loss_scale, is_finite, largest, grads)
+            return _learned(loss_scale, is_finite, largest, applies)
+
+    if is_usual is True and rule_learns is True:
+        return Adjusted(*learn(), True)
+
+    def count() -> Flag:
+        bad = tf.constant(False)
+        given = bad, arithmetic.infinite_unless(bad)
+        with sharing():
+            op, _ = replicas.merge_call(partial(_change, loss_scale, False), *given)
+        return flag_after(op, applies)
+
+    def leave_out() -> Flag:
+        last = loss_scale.last_largest
+        noted = last is not None and last.assign(judged, read_value=False)
+        return flag_after(noted, False)
+
+    is_heard = is_usual  # by the loss scale
+    if is_usual is not True:
+        is_heard = tf.logical_or(tf.logical_not(applies), is_usual)
+    learns = both(rule_learns, is_heard)
+    if shared is not None:  # a session's branches wait for nothing else outside
+        with tf.control_dependencies(shared.read):
+            learns = tf.identity(learns)
+    should_apply = either(
+        learns,
+        lambda: flag_after(*learn()),
+        lambda: (
+            leave_out()
+            if rule_learns is True
+            else either(is_heard, count, leave_out, True)
+        ),
+        is_small=grads is None,
+    )
+    # Nothing of the guard changes if the rule raises an error.
+    with tf.control_dependencies([should_apply]):
+        new = {n: select(applies, v, getattr(old, n)) for n, v in values.items()}
+        assigned = assign(guard, new)
+    return Adjusted(group_ops([should_apply, *assigned]), should_apply, is_usual)
+
+
+def _learned(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar], applies: Flag
+) -> Tuple[Op, Any]:
+    """Runs the rule of a loss scale, and counts the step."""
     if not loss_scale.checks_gradients:
         return group_ops([]), True
     if loss_scale.needs_largest and largest is None:
@@ -79,29 +160,26 @@ def adjust_to_step(
     if largest is not None:
         is_requested = loss_scale.last_largest is not None
         largest = arithmetic.bounded(is_finite, largest) if is_requested else None
-    change = functools.partial(_change, loss_scale)
-    return replicas.merge_call(change, is_finite, largest), is_finite
+    change = partial(_change, loss_scale, True)
+    op, may_fail = replicas.merge_call(change, is_finite, largest)
+    # Usually the gradients need not wait for the loss scale.
+    return op, flag_after(op, applies) if may_fail else applies
 
 
-def _adjusted_or_counted(
-    loss_scale: LossScale,
-    is_finite: Flag,
-    largest: Optional[Scalar],
-    rule_learns: Flag,
-    grads: Optional[Grads],
-) -> Tuple[Op, Flag]:
-    """Adjusts a loss scale to a step, or only counts it, if it is a bad one."""
-
-    def adjust() -> Flag:
-        return flag_after(*adjust_to_step(loss_scale, is_finite, largest, True, grads))
-
-    def count() -> Flag:
-        bad, change = tf.constant(False), functools.partial(_only_count, loss_scale)
-        given = bad, arithmetic.infinite_unless(bad)
-        return flag_after(replicas.merge_call(change, *given), bad)
-
-    should_apply = either(rule_learns, adjust, count)
-    return group_ops([should_apply]), should_apply
+def _updated(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar], grads: Grads
+) -> Tuple[Op, Any]:
+    """Calls a subclass's own `update`, which may leave out finite steps, too."""
+    # They may have been clipped since the check. A scalar that is infinite on a bad
+    # step tells the subclass that they were not finite.
+    is_bad = arithmetic.infinite_unless(is_finite)
+    op, should_apply = loss_scale.update([*grads, is_bad])
+    if loss_scale.last_largest is not None and largest is not None:
+        with tf.control_dependencies([group_ops([op])]):
+            largest = arithmetic.bounded(is_finite, largest)
+            noted = loss_scale.last_largest.assign(largest, read_value=False)
+        op = group_ops([op, noted])
+    return op, both(is_finite, should_apply)
 
 
 def flag_after(op: Op, flag: Any) -> Flag:
@@ -110,29 +188,32 @@ def flag_after(op: Op, flag: Any) -> Flag:
         return tf.reshape(tf.convert_to_tensor(flag, tf.bool), [])
 
 
-def _change(loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]) -> Op:
-    """Runs the rule, and counts the step: see `replicas.merge_call`."""
+def _change(
+    loss_scale: LossScale, learns: bool, is_finite: Flag, largest: Optional[Scalar]
+) -> Tuple[Op, bool]:
+    """Runs the rule, unless it ignores the step, and counts that: for `merge_call`.
+
+    Returns an operation, and whether it may fail since a shape is not known yet.
+    """
     is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
     largest = replicas.local_result(largest)
-    # The rule may read the counters, so it runs before they change.
-    assigned = assign(loss_scale, new_values(loss_scale, is_finite, largest))
-    return group_ops([assigned, _count(loss_scale, is_finite, largest)])
-
-
-def _only_count(loss_scale: LossScale, is_finite: Flag, largest: Scalar) -> Op:
-    """Counts a bad step that the rule ignores: see `replicas.merge_call`."""
-    is_finite, largest = map(replicas.local_result, (is_finite, largest))
-    counted = _count(loss_scale, tf.convert_to_tensor(is_finite), largest)
-    ignored = loss_scale.ignored_loss_steps
-    if ignored is not None:
-        counted.append(ignored.assign_add(1, read_value=False))
-    return group_ops(counted)
+    values: Dict[str, Tensor] = {}
+    ops, may_fail, ignored = [], False, loss_scale.ignored_loss_steps
+    if learns:
+        values, may_fail = new_values(loss_scale, is_finite, largest)
+    elif ignored is not None:
+        ops.append(ignored.assign_add(1, read_value=False))
+    ops.append(_count(loss_scale, is_finite, largest, values))
+    return group_ops(ops), may_fail
 
 
 def new_values(
     loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> Dict[str, Tensor]:
-    """Returns what the rule makes of the variables, by name. Assigns nothing."""
+) -> Tuple[Dict[str, Tensor], bool]:
+    """Returns what the rule makes of the variables, by name. Assigns nothing.
+
+    Also returns whether only a run can tell if a value has the right shape.
+    """
     state, name = State(loss_scale), "current_loss_scale"
     current = valid = None
     if hasattr(loss_scale, "initial_loss_scale") and hasattr(loss_scale, name):
@@ -143,25 +224,31 @@ def new_values(
     else:
         values = loss_scale.next_state(state, is_finite)
     wanted = f"`next_state` of {type(loss_scale).__name__} must return"
-    values = checked_values(loss_scale, wanted, values)
+    values, may_fail = checked_values(loss_scale, wanted, values)
     if valid is not current:  # what was replaced is moved no further
         moved = values.get(name, valid)
         values[name] = select(tf.equal(current, valid), moved, valid)
-    return values
+    return values, may_fail
 
 
 def _count(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> List[Op]:
-    """Counts a step."""
+    loss_scale: LossScale,
+    is_finite: Flag,
+    largest: Optional[Scalar],
+    values: Mapping[str, Tensor],
+) -> Op:
+    """Assigns what the rule has returned, and counts a step."""
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-    bad = select(is_finite, zero, one)
-    results = [loss_scale.skipped_steps.assign_add(bad, read_value=False)]
     in_a_row = select(is_finite, zero, loss_scale.consecutive_skipped_steps + one)
     counts = {"consecutive_skipped_steps": in_a_row, "last_step_finite": is_finite}
+    values = {**counts, **values}
     if largest is not None and loss_scale.last_largest is not None:
-        results.append(loss_scale.last_largest.assign(largest, read_value=False))
-    return [*results, *assign(loss_scale, counts)]
+        values["last_largest"] = largest
+    # In a session nothing else has all values computed before one is assigned.
+    with tf.control_dependencies([group_ops(list(values.values()))]):
+        bad = select(is_finite, zero, one)
+        skipped = loss_scale.skipped_steps.assign_add(bad, read_value=False)
+        return group_ops([skipped, *assign(loss_scale, values)])
 
 
 def assign(owner: Any, values: Mapping[str, Tensor]) -> List[Op]:

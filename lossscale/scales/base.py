@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import (
     TYPE_CHECKING,
@@ -20,7 +21,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
-from lossscale.runtime import mode, replicas
+from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
@@ -44,7 +45,7 @@ class Product(NamedTuple):
 
 
 class Observer:
-    """To whom a loss scale ("it") reports each use: here to nobody.
+    """To whom a loss scale ("it") reports each use. This one ignores the reports.
 
     Optimizers that share it set another one.
     """
@@ -58,11 +59,13 @@ class Observer:
     def note_loss(self, product: Product, owner: Any) -> None:
         """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
 
-    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
-        """Gradients were divided by a tensor of it, without a check."""
+    def unscale(self, loss_scale: LossScale, grads: Grads) -> Grads:
+        """Returns gradients divided by what multiplied their loss, if that is known.
 
-    def note_restored(self) -> None:
-        """A checkpoint is about to set its variables, in eager mode."""
+        If it is not, as here, they are divided by the loss scale of now.
+        """
+        unscaled: Grads = loss_scale.unscale_by(grads, loss_scale._value())
+        return unscaled
 
     def __deepcopy__(self, memo: object) -> Observer:
         return Observer()  # the copy of a loss scale has other optimizers
@@ -108,8 +111,10 @@ class LossScale(NumberLike, HasVariables):
       last_step_finite: `bool` variable of shape `[]`, True before the first step.
       ignored_loss_steps: `int64` variable of shape `[]`: the skipped steps that
         `nonfinite_loss="skip"` ignored, or None.
-      last_largest: `float32` variable of shape `[]`: the last step's greatest
-        magnitude, or None.
+      last_largest: `float32` variable of shape `[]`, or None: the greatest magnitude of
+        the last step, also of one that a guard has left out; infinite if the step was
+        not finite. If optimizers share the loss scale: of all their gradients in this
+        step so far, or of the last apply if a guard has left that out.
     """
 
     needs_largest: bool = False
@@ -127,16 +132,20 @@ class LossScale(NumberLike, HasVariables):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if hasattr(cls, "judge"):
+        for name in ("judge", "_judge"):
+            if hasattr(cls, name):
+                raise TypeError(
+                    f"A loss scale must not have `{name}`, got one in {cls.__name__}. "
+                    "What leaves finite steps out is a guard: derive a class from "
+                    "lossscale.Guard, write `judge(state, largest)` there, and pass it "
+                    "as LossScaleOptimizer(inner_optimizer, loss_scale, guard=...)."
+                )
+        if hasattr(cls, "_adjust") or cls.adjust is not LossScale.adjust:
+            name = "_adjust" if hasattr(cls, "_adjust") else "adjust"
             raise TypeError(
-                "A loss scale must not have `judge`, got one in "
-                f"{cls.__name__}. Derive it from lossscale.Guard, and write "
-                f"LossScaleOptimizer(inner_optimizer, guard={cls.__name__}(...))."
-            )
-        if cls.adjust is not LossScale.adjust:
-            raise TypeError(
-                "`adjust` must not be overridden, got one in "
-                f"{cls.__name__}. Write the rule in `next_state(state, is_finite)`."
+                f"A loss scale must not have its own `{name}`, got one in "
+                f"{cls.__name__}. Write the rule in `next_state(state, is_finite)`, "
+                "which returns the new values of the variables by name."
             )
         if "__call__" in vars(cls):
             cls._report_reads(vars(cls)["__call__"])
@@ -166,7 +175,7 @@ class LossScale(NumberLike, HasVariables):
             )
         super().__init__()
         # tf.Module does not search this object, so that no file holds what is in it.
-        self._unsaved = SimpleNamespace(largest=None)
+        self._unsaved = SimpleNamespace(last_largest=None, greatest_so_far=None)
         # These names, and those of subclasses' variables, are checkpoint format.
         self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
         self.consecutive_skipped_steps = self._add_weight(
@@ -185,7 +194,8 @@ class LossScale(NumberLike, HasVariables):
             raise TypeError(
                 "A loss scale must not hold another one, got "
                 f"{type(value).__name__} for the attribute `loss_scale` of "
-                f"{type(self).__name__}. What leaves steps out is a lossscale.Guard."
+                f"{type(self).__name__}. What leaves finite steps out is a guard: pass "
+                "it as LossScaleOptimizer(inner_optimizer, loss_scale, guard=...)."
             )
         super().__setattr__(name, value)
 
@@ -234,22 +244,6 @@ class LossScale(NumberLike, HasVariables):
     def _takes_flag(self) -> bool:
         """Whether it is adjusted by the flag, not in an `update` of its own."""
         return "update" not in self._overridden
-
-    def _lookup_dependency(self, name: str, *args: Any) -> Any:
-        # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this object, before it sets any variable. Without this method, what older
-        # checkpoints do not hold would keep the value that it has.
-        if name in ("skipped_steps", "current_loss_scale"):
-            self._forget_ignored()
-        return super()._lookup_dependency(name, *args)
-
-    def _forget_ignored(self) -> None:
-        """Sets to 0 what files of 3.0.0 and older do not hold."""
-        if not mode.current().knows_values:
-            return
-        if self.ignored_loss_steps is not None:
-            self.ignored_loss_steps.assign(0)
-        self._observer.note_restored()
 
     if TYPE_CHECKING:
         # A rule that looks at the gradients takes a third argument.
@@ -317,16 +311,29 @@ class LossScale(NumberLike, HasVariables):
     @property
     def last_largest(self) -> Any:
         """The greatest magnitude of the last step, or None: see the class."""
-        return self._unsaved.largest
+        return self._unsaved.last_largest
+
+    @property
+    def greatest_so_far(self) -> Any:
+        """That of a shared step's applies of which the rule has learned, or None."""
+        return self._unsaved.greatest_so_far
+
+    def _scope(self) -> Any:
+        """Returns the scope in which its variables were made: others go there, too."""
+        strategy: Any = getattr(self.skipped_steps, "distribute_strategy", None)
+        is_here = strategy in {None, tf.distribute.get_strategy()}
+        return nullcontext() if is_here else strategy.scope()
 
     def keep_largest(self) -> None:
         """Keeps the greatest magnitude of each step's gradients in `last_largest`.
 
-        The rule does not get it. Call this before tracing, in the strategy's scope.
+        The rule does not get it. Call this before tracing.
         """
         if self.last_largest is None:
-            new = replicas.new_variable("last_largest", 0.0, tf.float32)
-            self._unsaved.largest = new
+            with self._scope():
+                for name in vars(self._unsaved):
+                    new = replicas.new_variable(name, 0.0, tf.float32)
+                    setattr(self._unsaved, name, new)
 
     @do_not_convert
     def adjust(
@@ -354,7 +361,7 @@ class LossScale(NumberLike, HasVariables):
         """
         is_used = self.last_largest is not None
         is_finite, largest = checked_step(is_finite, largest, is_used)
-        return adjust_to_step(self, is_finite, largest)
+        return tuple(adjust_to_step(self, is_finite, largest)[:2])
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -383,6 +390,9 @@ class LossScale(NumberLike, HasVariables):
     def unscale(self, grads: Any) -> Any:
         """Returns `grads` divided by the loss scale.
 
+        If optimizers use the loss scale, and it has moved since it multiplied the loss,
+        `grads` are divided by the value that it had then.
+
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
             own dtype): exactly if the loss scale is a power of two and the quotient is
@@ -392,10 +402,8 @@ class LossScale(NumberLike, HasVariables):
           A nest of the same structure, sparsity and dtypes. So small float16 gradients
           become zero. What holds no floating-point numbers is unchanged.
         """
-        divisor = self._value()
-        unscaled = self.unscale_by(grads, divisor)
-        self._observer.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
-        return unscaled
+        unscaled = self._observer.unscale(self, tf.nest.flatten(grads))
+        return tf.nest.pack_sequence_as(grads, unscaled)
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:

@@ -39,14 +39,17 @@ def variable_of(loss_scale: LossScale, name: str) -> Variable:
 
 def checked_values(
     loss_scale: LossScale, wanted: str, values: Any
-) -> Dict[str, Tensor]:
-    """Returns new values by name as tensors, or an error that `wanted` begins."""
+) -> Tuple[Dict[str, Tensor], bool]:
+    """Returns new values by name as tensors, or an error that `wanted` begins.
+
+    Also returns whether a shape is not known yet: if it is wrong, the run raises.
+    """
     if not isinstance(values, collections.abc.Mapping):
         raise TypeError(
             f"{wanted} a dictionary of new values by the names of variables, got "
             f"{shown(values)}."
         )
-    checked = {}
+    checked, may_fail = {}, False
     for name, value in values.items():
         if not isinstance(name, str):
             raise TypeError(
@@ -62,8 +65,10 @@ def checked_values(
                 f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
                 f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
             )
+        if not new.shape.is_fully_defined():
+            new, may_fail = tf.ensure_shape(new, shape), True
         checked[name] = new
-    return checked
+    return checked, may_fail
 
 
 def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
@@ -74,7 +79,7 @@ def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
     return None
 
 
-def checked_verdict(guard: Any, verdict: Any) -> Tuple[Flag, Dict[str, Tensor]]:
+def checked_verdict(guard: Any, verdict: Any) -> Tuple[Tensor, Dict[str, Tensor]]:
     """Returns what a guard's `judge` has returned, a flag and new values, or raises."""
     wanted = f"`judge` of {type(guard).__name__} must return (should_apply, values)"
     if not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
@@ -82,26 +87,11 @@ def checked_verdict(guard: Any, verdict: Any) -> Tuple[Flag, Dict[str, Tensor]]:
             f"{wanted}, got {shown(verdict)}. Write return should_apply, {{}} if no "
             "variable changes."
         )
-    should_apply = _flag(f"{wanted} whose `should_apply` is", verdict[0])
-    values = checked_values(guard, f"{wanted} whose `values` are", verdict[1])
+    flag = f"{wanted} whose `should_apply` is a bool, or a bool tensor of one element"
+    fix = "Write a comparison such as `largest < 100.0`"
+    should_apply = _one_element(flag, verdict[0], "a bool", fix, TypeError)
+    values, _ = checked_values(guard, f"{wanted} whose `values` are", verdict[1])
     return should_apply, values
-
-
-def _flag(wanted: str, value: Any) -> Flag:
-    """Returns a flag as a bool or a tensor of shape `[]`. `wanted` begins the error."""
-    flag: Any = None
-    with contextlib.suppress(TypeError, ValueError):
-        flag = tf.convert_to_tensor(value)
-    is_flag = flag is not None and flag.dtype.is_bool
-    if not is_flag or flag.shape.num_elements() not in {None, 1}:
-        raise TypeError(
-            f"{wanted} a bool, or a bool tensor of one element, got {shown(value)}. "
-            "Write a comparison such as `largest < 100.0`; tf.reduce_all makes one of "
-            "several."
-        )
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)  # no operation of a graph depends on it
-    return flag if flag.shape.rank == 0 else tf.reshape(flag, [])
 
 
 def checked_step(
@@ -111,10 +101,13 @@ def checked_step(
 
     A step whose `largest` is no magnitude is not finite. `is_used`: whether it counts.
     """
-    is_finite = _one_element("is_finite", is_finite, "a bool")
+    must = "`{}` must be {}, or a tensor of one element"
+    wanted = must.format("is_finite", "a bool")
+    is_finite = _one_element(wanted, is_finite, "a bool", "Pass a flag")
     if largest is None or not is_used:
         return is_finite, largest
-    value, largest = largest, _one_element("largest", largest, "a number")
+    wanted, value = must.format("largest", "a number"), largest
+    largest = _one_element(wanted, largest, "a number", "Pass a magnitude")
     wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
     # Infinity as a constant would stop a run that looks for infinities.
     is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
@@ -127,13 +120,15 @@ def checked_step(
     return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
 
 
-def _one_element(name: str, value: Any, kind: str) -> Tensor:
-    """Returns an argument, "a bool" or "a number", as a tensor of shape `[]`."""
+def _one_element(
+    wanted: str, value: Any, kind: str, fix: str, of_shape: Type[Exception] = ValueError
+) -> Tensor:
+    """Returns what is "a bool" or "a number" as a tensor of shape `[]`, or raises."""
 
     def refused(error: Type[Exception]) -> Exception:
         return error(
-            f"`{name}` must be {kind}, or a tensor of one element, got {shown(value)}. "
-            "Reduce several to one: tf.reduce_all for flags, tf.reduce_max for numbers."
+            f"{wanted}, got {shown(value)}. {fix}; to reduce several to one, "
+            "tf.reduce_all is for flags, tf.reduce_max for numbers."
         )
 
     # TensorFlow would keep a tensor for each Python number that it was ever given.
@@ -147,5 +142,5 @@ def _one_element(name: str, value: Any, kind: str) -> Tensor:
     if not (dtype.is_bool if kind == "a bool" else is_real):
         raise refused(TypeError)
     if tensor.shape.num_elements() not in {None, 1}:
-        raise refused(ValueError)
+        raise refused(of_shape)
     return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])

@@ -55,28 +55,34 @@ class DynamicLossScale(LossScale):
     4.0
 
     Args:
-      initial_loss_scale: A number, the first scale. It falls faster than it rises.
-      increment_period: An integer, after how many finite steps in a row it grows.
-      multiplier: A number above 1, by which it grows.
-      backoff_factor: A number below 1, by which it falls, or None, to divide it by
-        `multiplier`.
-      hysteresis: An integer, how many bad steps, all skipped, lower the scale once.
-      hysteresis_reset: A tuple of `"good"`, `"growth"`, `"backoff"`: what clears
-        `bad_steps`.
-      min_loss_scale: A number, the floor.
-      max_loss_scale: A number, the ceiling, or None: float32's.
-      search_period: An integer, `increment_period` until the first bad step, or None.
-      backoff_cooldown: An integer, how many steps the scale stays after a fall, or
-        None.
-      overflow_tolerance: A number from 0 to 1, the least share of bad steps that lowers
-        the scale, or None.
+      initial_loss_scale: The first scale. Rather too high than too low: it comes down
+        in a few steps, and goes up in thousands.
+      increment_period: How many finite steps in a row it takes to raise the scale.
+      multiplier: The scale is multiplied by this number, above 1, when it grows.
+      backoff_factor: The scale is multiplied by this number, below 1, at a bad step.
+        None: it is divided by `multiplier`.
+      hysteresis: How many bad steps it takes to lower the scale once. All of them are
+        skipped.
+      hysteresis_reset: What sets the count of bad steps back to 0: a tuple of `"good"`
+        (a finite step), `"growth"` and `"backoff"` (a change of the scale).
+      min_loss_scale: The scale never falls below this floor.
+      max_loss_scale: The scale never grows above this ceiling. None: float32's end.
+      search_period: Replaces `increment_period` until the first bad step, so that a
+        short run finds its scale quickly. None: no search.
+      backoff_cooldown: For so many steps after it fell, the scale does not fall again.
+        None: it falls at every bad step.
+      overflow_tolerance: A bad step lowers the scale only if at least this share of
+        recent steps was bad (0 to 1). None: every bad step does.
 
     Attributes:
       good_steps: `int64` variable of shape `[]`, finite steps in a row since it grew.
-      bad_steps: `int64` variable of shape `[]`, what `hysteresis` counts.
-      cooldown_steps: `int64` variable of shape `[]`, or None.
-      window_steps: `int64` variable of shape `[]`, or None.
-      window_bad_steps: `int64` variable of shape `[]`, or None.
+      bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
+      cooldown_steps: `int64` variable of shape `[]`, for how many more steps the scale
+        does not fall. None without `backoff_cooldown`.
+      window_steps: `int64` variable of shape `[]`, the recent steps: those since the
+        scale last changed. None without `overflow_tolerance`.
+      window_bad_steps: `int64` variable of shape `[]`, the bad steps since the scale
+        last fell. None without `overflow_tolerance`.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -215,9 +221,7 @@ class DynamicLossScale(LossScale):
     def _period(self, state: Any) -> Scalar:
         if self.search_period is None:
             return tf.constant(self.increment_period, tf.int64)
-        # In a session `skipped_steps` may count this step already. Then it is a bad
-        # one, at which nothing grows, whatever the period. A bad loss that the rule
-        # ignored does not end the search.
+        # A bad loss that the rule ignored does not end the search.
         has_ignored = self.ignored_loss_steps is not None
         ignored = state.ignored_loss_steps if has_ignored else 0
         searches = state.skipped_steps <= ignored

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import abc
+import inspect
+import weakref
 from types import SimpleNamespace
-from typing import Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Mapping, Tuple
 
-import tensorflow as tf
-
-from lossscale.gradients import arithmetic
-from lossscale.runtime import mode
-from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, group_ops, select
-from lossscale.scales.adjustment import State, assign, flag_after
-from lossscale.scales.checks import checked_verdict
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales.variables import HasVariables
 
 
@@ -30,7 +25,9 @@ class Guard(HasVariables):
       does not learn of it
     ```
 
-    It can only leave a step out: one that is not finite is never applied.
+    It can only leave a step out: one that is not finite is never applied. A step that
+    is left out changes no weight, slot or loss scale. Only the guard's own variables
+    and the loss scale's `last_largest` get new values. Each optimizer has its own.
 
     Attributes:
       left_out_as: A string that a subclass sets: what reports call the steps that it
@@ -38,21 +35,48 @@ class Guard(HasVariables):
     """
 
     left_out_as: str = ""
+    _called = "guard"
     # File format: Keras's files have these names of its variables.
     _prefix = "guard_"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not cls.left_out_as:
+        if not (isinstance(cls.left_out_as, str) and cls.left_out_as):
             raise TypeError(
-                "`left_out_as` must say what the steps are that `judge` leaves out, "
-                f'as in "all zero", got {cls.left_out_as!r} for {cls.__name__}. Set '
-                "it in the class, next to `judge`."
+                "`left_out_as` must be a string that says what the steps are that "
+                f'`judge` leaves out, such as "all zero", got {cls.left_out_as!r} for '
+                f"{cls.__name__}. Set it in the class, next to `judge`."
             )
+        signature = inspect.signature(cls.judge)
+        try:
+            signature.bind("self", "state", "largest")
+        except TypeError as error:
+            raise TypeError(
+                "`judge` must take the arguments (self, state, largest), got "
+                f"{signature} for {cls.__name__}. It is asked of finite steps only, "
+                "and returns (should_apply, values)."
+            ) from error
 
     def __init__(self) -> None:
         super().__init__()
-        self._unsaved = SimpleNamespace()
+        self._unsaved = SimpleNamespace(owner=lambda: None)
+
+    def _claim(self, engine: Any) -> None:
+        """Makes an engine the only one whose steps this guard judges. None: no engine.
+
+        Raises an error if another engine in use has claimed it.
+        """
+        owner, cls = self._unsaved.owner(), type(self).__name__
+        # A copy has the reference, too, and the engine has another guard.
+        is_taken = owner is not None and owner.guard is self and not owner._is_replaced
+        if engine is not None and is_taken and owner is not engine:
+            raise ValueError(
+                "`guard` must be a guard that no other optimizer has, got a "
+                f"{cls} in use: it compares each step with the steps before. Write "
+                f"{cls}(...) for each optimizer, or {cls}.from_config("
+                "guard.get_config())."
+            )
+        self._unsaved.owner = weakref.ref(engine) if engine else lambda: None
 
     @abc.abstractmethod
     def judge(self, state: Any, largest: Scalar) -> Tuple[Flag, Mapping[str, Tensor]]:
@@ -66,45 +90,10 @@ class Guard(HasVariables):
           state: The values before the step: a tensor of each variable, as an attribute
             of its name.
           largest: A `float32` tensor of shape `[]`, equal on all replicas: the greatest
-            magnitude of the unscaled gradients, before you clipped them.
+            magnitude of any replica's unscaled gradients, before you clipped them.
 
         Returns:
           `(should_apply, values)`: whether the step is applied, a bool or a `bool`
           tensor of one element, and a dictionary of new values by the names of the
           guard's variables, which are assigned in either case. Others stay.
         """
-
-
-def guarded(
-    guard: Optional[Guard],
-    is_finite: Flag,
-    largest: Optional[Scalar],
-    adjust: Callable[[], Tuple[Op, Any]],
-    last_largest: Optional[Variable] = None,
-) -> Tuple[Op, Any]:
-    """Has a guard judge a step, and calls `adjust` unless it leaves the step out.
-
-    `adjust` adjusts the loss scale. Returns what that does, for both. Nothing of the
-    guard is assigned before the rule has returned: an error in it changes nothing. The
-    variable `last_largest` gets that of a step that is left out, too.
-    """
-    if guard is None or (mode.current().knows_values and not is_finite):
-        return adjust()
-    state, largest = State(guard), arithmetic.bounded(is_finite, largest)
-    verdict = guard.judge(state, largest)
-    is_usual, values = checked_verdict(guard, verdict)
-    is_usual = tf.convert_to_tensor(is_usual)
-    learns = tf.logical_or(tf.logical_not(is_finite), is_usual)
-
-    def leave_out() -> Flag:
-        noted = []
-        if last_largest is not None:
-            noted.append(last_largest.assign(largest, read_value=False))
-        return flag_after(noted, False)
-
-    should_apply = either(learns, lambda: flag_after(*adjust()), leave_out, True)
-    # A flag that turns out to be malformed when a graph runs must stop this, too.
-    with tf.control_dependencies([should_apply]):
-        new = {n: select(is_finite, v, getattr(state, n)) for n, v in values.items()}
-        assigned = assign(guard, new)
-    return group_ops([should_apply, *assigned]), should_apply

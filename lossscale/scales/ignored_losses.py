@@ -40,11 +40,9 @@ _ADDED = 4
 #: The level at which such a step counts as an overflow.
 _MOST = 40
 #: Names of variables, which are file format. They exist only with
-#: nonfinite_loss="skip", and files of 3.0.0 and older do not hold them. The first is
-#: the loss scale's, the others are each optimizer's.
+#: nonfinite_loss="skip". The first is the loss scale's, the others each optimizer's.
 IGNORED_STEPS = "ignored_loss_steps"
 LEVEL, LEVEL_AT = "ignored_loss_level", "ignored_loss_level_at"
-SINCE_3_1_0 = (IGNORED_STEPS, LEVEL, LEVEL_AT)
 
 
 def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
@@ -58,9 +56,10 @@ def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
 
 
 def count_ignored_steps(loss_scale: LossScale) -> None:
-    """Has a loss scale count ignored bad steps. Called in the strategy's scope."""
+    """Has a loss scale count ignored bad steps."""
     if loss_scale.ignored_loss_steps is None:
-        counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
+        with loss_scale._scope():
+            counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
         loss_scale._track_trackable(counted, IGNORED_STEPS)
         loss_scale.ignored_loss_steps = counted
 
@@ -106,8 +105,3 @@ class IgnoredLosses:
             variable = keras_versions.tensor_of(self._applied_steps())
         value = tf.convert_to_tensor(replicas.local_result(variable))
         return tf.cast(value, tf.int64)
-
-    def reset(self) -> None:
-        """Begins at 0, as after a file without a level was read. Call it eagerly."""
-        for variable in self.saved.values():
-            variable.assign(0)

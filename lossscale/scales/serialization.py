@@ -21,7 +21,7 @@ _FROM_CONFIG = HasVariables.from_config.__func__  # type: ignore[attr-defined]
 _NO_LOSS_SCALE = """\
 `loss_scale` must be a loss scale, got a {0}, which is a guard and holds none. Write \
 LossScaleOptimizer(inner_optimizer, "dynamic", guard={0}(...)); for bfloat16 and \
-float32, lossscale.FixedLossScale(1, skip_nonfinite=True) in place of "dynamic"."""
+float32, 1 in place of "dynamic"."""
 
 
 def get(identifier: Any) -> Optional[LossScale]:
@@ -72,6 +72,14 @@ def get(identifier: Any) -> Optional[LossScale]:
     )
 
 
+def get_checked(identifier: Any, guard: Optional[Guard]) -> Optional[LossScale]:
+    """Returns what `get` does. With a guard, a number means that steps are checked."""
+    loss_scale = get(identifier)
+    if guard is not None and isinstance(identifier, numbers.Real):
+        return FixedLossScale(float(identifier), skip_nonfinite=True)
+    return loss_scale
+
+
 def get_guard(identifier: Any) -> Optional[Guard]:
     """Returns the guard that an argument called `guard` stands for."""
     if isinstance(identifier, dict):
@@ -80,7 +88,7 @@ def get_guard(identifier: Any) -> Optional[Guard]:
         return identifier
     raise TypeError(
         "`guard` must be a lossscale.Guard, such as SpikeGuard(), or None, got "
-        f"{arguments.typed(identifier)}."
+        f"{arguments.typed(identifier)}. Pass an object, not its class."
     )
 
 

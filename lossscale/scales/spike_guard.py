@@ -32,11 +32,11 @@ class SpikeGuard(Guard):
     """Leaves out steps whose gradients are far larger than those before.
 
     Use it if bad batches may make finite gradients that are a thousand times too large.
-    In bfloat16 and float32 use it with `FixedLossScale(1, skip_nonfinite=True)`.
+    In bfloat16 and float32 use it with `loss_scale=1`.
 
     >>> import lossscale
     >>> run = lossscale.simulate(
-    ...     lossscale.FixedLossScale(1, skip_nonfinite=True),
+    ...     1,
     ...     guard=SpikeGuard(window=4),
     ...     largest=[1.0, 1.25, 0.75, 1.0, 1000.0, 1.0],
     ... )

@@ -11,14 +11,28 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Variable
+from lossscale.runtime.saved_models import OnlyInSavedModels
+
+#: Says what to do with what 3.1.0 has written of a loss scale that held another one.
+HELD_ANOTHER = """\
+This was written by lossscale 3.1.0 with a loss scale that held another one, as \
+SpikeGuard did. No loss scale holds another one now: a guard stands beside it. Finish \
+this run with lossscale 3.1.0. Or restore the model alone, as load_model(path, \
+compile=False) and tf.train.Checkpoint(model=model) do, and go on with
+
+    lossscale.LossScaleOptimizer(inner, "dynamic", guard=lossscale.SpikeGuard())
+"""
 
 
-class HasVariables(tf.Module, metaclass=abc.ABCMeta):
+class HasVariables(OnlyInSavedModels, metaclass=abc.ABCMeta):
     """An object with variables that checkpoints hold, and arguments that configs hold.
 
     Its constructor sets `_unsaved` when it has made the variables of every such object.
     """
 
+    #: What programs and errors call such an object.
+    _called: str = "loss_scale"
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
     #: How a constructor calls that of its base, for an error.
@@ -53,7 +67,7 @@ class HasVariables(tf.Module, metaclass=abc.ABCMeta):
         if isinstance(held, tf.Variable) and is_value and not hasattr(value, "assign"):
             raise AttributeError(
                 f"`{name}` must be set by its method `assign`, got {shown(value)} for "
-                f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
+                f"the attribute. Write {self._called}.{name}.assign({shown(value)})."
             )
         super().__setattr__(name, value)
 
@@ -65,6 +79,19 @@ class HasVariables(tf.Module, metaclass=abc.ABCMeta):
         variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
+
+    def _kept(self) -> Dict[str, Variable]:
+        unsaved = vars(self._unsaved).items()
+        return {name: value for name, value in unsaved if hasattr(value, "assign")}
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        # Private to TensorFlow, which calls it with each name that a checkpoint holds
+        # for this object, before it sets any variable. Without this method, a part of
+        # such a checkpoint would be restored, and the rest left out.
+        found = super()._lookup_dependency(name, *args)
+        if name == "loss_scale" and found is None:
+            raise ValueError(HELD_ANOTHER)
+        return found
 
     def __repr__(self) -> str:
         state, config = {}, dict(self.get_config())

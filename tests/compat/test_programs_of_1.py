@@ -1,4 +1,4 @@
-"""Three programs of TensorFlow 1 whose imports alone were changed, in a session.
+"""Two programs of TensorFlow 1 whose imports alone were changed, in a session.
 
 Written anew and small, with the structure of the optimizer code of those that they are
 named after. Each builds its graph, and returns placeholders of a batch and the
@@ -126,28 +126,7 @@ def bert(mixed, dtype):
     return [features, labels], tf.group(train_op, [step.assign(new_step)])
 
 
-def wide_and_deep(mixed, dtype):
-    """Two optimizers of one loss, each with a loss scale of its own."""
-    features, labels = batch()
-    x = tf.cast(features, dtype)
-    with tf.variable_scope("linear"):
-        logits = dense(x, 1, "wide")
-    with tf.variable_scope("dnn"):
-        logits += dense(tf.nn.relu(dense(x, 8, "one")), 1, "two")
-    loss = loss_of(logits, labels)
-    wide = tf.train.FtrlOptimizer(0.05, l1_regularization_strength=0.001)
-    deep = tf.train.AdagradOptimizer(0.05, initial_accumulator_value=0.1)
-    if mixed:
-        wide = MixedPrecisionLossScaleOptimizer(wide, DynamicLossScale())
-        deep = MixedPrecisionLossScaleOptimizer(deep, DynamicLossScale())
-    train_ops = []
-    for optimizer, scope in ((deep, "dnn"), (wide, "linear")):
-        variables = tf.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES, scope=scope)
-        train_ops.append(optimizer.minimize(loss, var_list=variables))
-    return [features, labels], tf.group(*train_ops)
-
-
-PROGRAMS = [ncf, bert, wide_and_deep]
+PROGRAMS = [ncf, bert]
 
 #: Powers of two: the loss scale is one, and what it multiplies keeps all its bits.
 BATCHES = [

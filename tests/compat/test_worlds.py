@@ -174,22 +174,6 @@ def test_an_estimator_goes_on_where_it_stopped(tmp_path):
     assert ours[-1] == 4
 
 
-def test_the_training_op_of_slim():
-    slim = pytest.importorskip("tf_slim")
-
-    def program(optimizer, loss, _):
-        return slim.learning.create_train_op(loss, optimizer, clip_gradient_norm=1.0)
-
-    # It refuses a loss that is not finite. This one is, and not its gradients.
-    batches = [(rows, 2.0**124 if f == INF else f) for rows, f in BATCHES]
-    good = [batch for batch in BATCHES if batch[1] != INF]
-    bare = trained(OPTIMIZERS["Adam"], good, program)
-    ours = trained(lambda: managed(OPTIMIZERS["Adam"]()), batches, program)
-    for name, value in bare.items():
-        np.testing.assert_allclose(ours[name], value, rtol=2e-6, err_msg=name)
-    assert ours["skipped_steps:0"] == 1
-
-
 @pytest.mark.parametrize(
     "legacy", [f for f in families() if f.name == "keras2-legacy"], ids=lambda f: f.name
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from lossscale.monitor.skips import Skips
+from types import SimpleNamespace
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
-from lossscale.monitor.reading import Reading
+import pytest
+import tensorflow as tf
+
+from lossscale import DynamicLossScale, FixedLossScale, LossScale, LossScaleOptimizer
+from lossscale.monitor.reading import Reading, Skips
 from lossscale.monitor.watched import Watched
 from lossscale.runtime import keras_versions
 
@@ -15,6 +17,7 @@ def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     """Returns the steps after which a stall is told of, reading every so many."""
     inner = keras_versions.installed()[0].optimizers.SGD()
     watched = Watched(LossScaleOptimizer(inner, loss_scale), patience)
+    watched.run, runs = SimpleNamespace(training=1), {None}
     found, applied, skipped, in_a_row = [], 0, 0, 0
 
     def reading():
@@ -30,7 +33,8 @@ def told(loss_scale, run, every, patience=3, loss_is_finite=True):
         in_a_row = 0 if letter == "T" else in_a_row + 1
         if step % every == 0:
             watched.see(reading())
-            if watched.is_stall():
+            if watched.is_stalled and watched.run_of_skips not in runs:
+                runs.add(watched.run_of_skips)
                 found.append(step)
     return found
 
@@ -77,12 +81,15 @@ def test_a_scale_that_never_falls_does_not_search():
 
 
 def test_another_rule_is_given_until_the_next_reading():
-    class Slow(FixedLossScale):  # no multiplier to reckon with
-        def _adjust(self, is_finite):
+    class Slow(LossScale):  # no multiplier to reckon with
+        def next_state(self, state, is_finite):
             del is_finite
-            self.loss_scale_value = max(self.loss_scale_value - 1.0, 1.0)
+            return {"current_loss_scale": tf.maximum(state.current_loss_scale - 1, 1)}
 
-    scale = Slow(8, skip_nonfinite=True)
+        def get_config(self):
+            return {}
+
+    scale = Slow(8.0)
     assert told(scale, "F" * 24, 12) == [24]
 
 

@@ -10,12 +10,7 @@ from faulty import ROWS, Faulty, batches, told_of
 from models import seed_all
 from strategies import scope_of
 
-from lossscale import (
-    DynamicLossScale,
-    LossScaleMonitor,
-    LossScaleOptimizer,
-    Verdict,
-)
+from lossscale import DynamicLossScale, Guard, LossScaleMonitor, LossScaleOptimizer
 from lossscale.runtime import keras_versions
 
 #: The third batch is bad in its last row alone, so on the last replica.
@@ -54,7 +49,7 @@ def test_they_are_as_if_the_bad_batch_had_not_been(anywhere, capsys):
     (message,) = [each for each in messages if "put back" in each]  # once
     for name in STATISTICS:
         assert name in message
-    assert not any("hold inf or NaN" in each for each in messages)
+    assert not any("statistics, hold inf or NaN" in each for each in messages)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Batches after which statistics were put back: 2."
 
@@ -168,7 +163,7 @@ def test_what_was_nan_before_is_told_and_the_others_are_put_back(faulty):
     (put_back,) = [each for each in messages if "were put back" in each]
     assert "moving_variance" in put_back
     assert "moving_mean" not in put_back
-    (told,) = [each for each in messages if "hold inf or NaN" in each]
+    (told,) = [each for each in messages if "statistics, hold inf or NaN" in each]
     assert "moving_mean (NaN)" in told
 
 
@@ -249,7 +244,7 @@ def test_a_number_that_is_infinite_on_purpose_is_left_alone(family):
         model.compile(optimizer, "mse")
         messages, _ = told_of(model, *batches(run), monitor(), ROWS)
         assert scale.skipped_steps.numpy() > 0
-        assert not [each for each in messages if "hold inf or NaN" in each]
+        assert not [each for each in messages if "statistics, hold" in each]
         assert np.isfinite(keras_versions.tensor_of(norm.moving_variance).numpy()).all()
     assert np.isinf(parts[3].least.numpy())
 
@@ -288,22 +283,29 @@ def test_an_inner_optimizer_that_never_counts_its_steps(family):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-class LeavesOutTheFirst(DynamicLossScale):
+class LeavesOutTheFirst(Guard):
     """It applies no step before the third one."""
 
     left_out_as = "the first"
 
-    def judge(self, state, is_finite, largest):
+    def __init__(self):
+        super().__init__()
+        self.seen = self._add_weight("seen", 0, tf.int64)
+
+    def judge(self, state, largest):
         del largest
-        applies = state.skipped_steps + state.good_steps > 1
-        return Verdict(is_finite & applies, True)
+        return state.seen > 1, {"seen": state.seen + 1}
+
+    def get_config(self):
+        return {}
 
 
 def test_what_a_step_leaves_that_was_left_out_is_not_copied(family):
     layers = family.keras.layers
     norm = layers.BatchNormalization(momentum=0.5, name="norm")
     model = family.keras.Sequential([family.keras.Input([1]), norm, layers.Dense(1)])
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), LeavesOutTheFirst(8.0))
+    inner, scale = family.optimizers.SGD(0.0), DynamicLossScale(8.0)
+    optimizer = LossScaleOptimizer(inner, scale, guard=LeavesOutTheFirst())
     model.compile(optimizer, loss="mse", run_eagerly=True)
     x = np.array([[4.0], [4.0], [np.nan]], np.float32)
     model.fit(x, x, 1, verbose=0, shuffle=False, callbacks=[monitor()])

@@ -1,4 +1,4 @@
-"""LossScaleMonitor tells of a loss scale that is far too low, which is silent else."""
+"""The largest gradient and its headroom, in logs and in advice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from faulty import told_of
-from lossscale.monitor.skips import Skips
 from models import data, regression, variable_of
 
 from lossscale import (
     DynamicLossScale,
+    FixedLossScale,
     HeadroomLossScale,
     LossScaleMonitor,
     LossScaleOptimizer,
 )
-from lossscale.monitor.reading import Reading, read
+from lossscale.monitor.reading import Reading, Skips, read
 from lossscale.monitor.watched import Watched
 
 pytestmark = pytest.mark.slow
@@ -28,27 +28,12 @@ TINY = 2.0**-40
 BEFORE = 3
 
 
-def tiny(family, optimizer):
-    """Returns a model whose loss is the mean square times `TINY`.
-
-    Its last layer is in float32, and has the largest gradient.
-    """
-    model = regression(family, optimizer, "mixed_float16")
-
-    def loss(expected, predicted):
-        return TINY * tf.reduce_mean((expected - predicted) ** 2, axis=-1)
-
-    model.compile(optimizer, loss=loss)
-    return model
-
-
-def fit_tiny(family, rng, loss_scale, monitor, epochs=4):
+def fit_tiny(family, rng, loss_scale, monitor, epochs=4, rate=0.0):
     """Returns the history of a model whose gradients are tiny, and the warnings."""
     x, y = data(rng)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
-    messages, history = told_of(
-        tiny(family, optimizer), x, y, monitor, 16, epochs=epochs
-    )
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
+    model = regression(family, optimizer, "mixed_float16", loss_weights=TINY)
+    messages, history = told_of(model, x, y, monitor, 16, epochs=epochs)
     return history, messages
 
 
@@ -58,59 +43,54 @@ def reading(log2_scale, log2_largest, skipped=0):
 
 
 @pytest.mark.parametrize(
-    ("readings", "told_at"),
+    ("readings", "rooms"),
     [
-        ([(15, -20)] * 5, 2),
-        ([(15, -15)] * 5, None),  # not far enough
-        ([(15, -20), (15, -20), (30, -20), (15, -20), (15, -20), (15, -20)], 5),
-        ([(15, -20), *[(15, -20, BEFORE + 1)] * 3], None),
-        ([(15, -20, BEFORE)] * 3, 2),
-        ([(15, -20, BEFORE + 1)] * 3, None),  # the first epoch skipped a step
-        ([(15, -20, BEFORE + 1)] * 4, 3),
-        ([(15, -20), (15, None), (15, -20), (15, -20)], 3),
-        ([(15, -20), (15, -np.inf), (15, -20), (15, -20)], 3),  # all gradients are zero
-        ([(15, -20), (0, math.log2(65504)), (15, -20), (15, -20)], None),  # no room
+        ([(15, -20)] * 5, 5),
+        ([(15, -15)] * 5, 0),  # not far enough
+        ([(15, -20), (15, -20), (30, -20), (15, -20), (15, -20)], 2),
+        ([(15, -20), *[(15, -20, BEFORE + 1)] * 3], 2),
+        ([(15, -20, BEFORE + 1)] * 3, 2),  # the first epoch skipped a step
+        ([(15, -20), (15, None), (15, -20)], 2),
+        ([(15, -20), (15, -np.inf), (15, -20)], 2),  # all gradients are zero
+        ([(15, -20), (0, math.log2(65504)), (15, -20)], 1),  # no room
     ],
 )
-def test_after_so_many_epochs_once(readings, told_at):
-    watched, told = Watched(None, 3), []
+def test_how_many_epochs_had_room(readings, rooms):
+    watched = Watched(None, 3)
     watched.begin(reading(0, None, BEFORE))
     for log2_scale, log2_largest, *skipped in readings:
         watched.see(reading(log2_scale, log2_largest, *skipped or [BEFORE]))
-        told.append(watched.underflow() is not None)
-    assert [i for i, each in enumerate(told) if each] == (
-        [] if told_at is None else [told_at]
-    )
+        watched.end_epoch()
+        watched.begin_epoch()
+    assert len(watched.rooms) == rooms
 
 
-def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
+def test_the_number_that_it_advises_was_tried(family, rng):
+    """With it no step is skipped, and it leaves what HeadroomLossScale leaves."""
     monitor = LossScaleMonitor(patience=3, check_underflow=True, verbose=0)
     scale = DynamicLossScale()
-    history, messages = fit_tiny(family, rng, scale, monitor)
-    (message,) = messages
-    assert "Gradients may underflow: for 3 epochs" in message
-    assert "The loss scale is 2**15" in message
-    assert "scale = lossscale.HeadroomLossScale()" in message
+    history, (message,) = fit_tiny(family, rng, scale, monitor)
     rooms = history["headroom"]
     largest = float(scale.last_largest.numpy())
     assert history["largest_gradient"][-1] == pytest.approx(largest)
     assert rooms[-1] == pytest.approx(np.log2(65504 / largest) - 15)
-    # The loss scale that it names does not overflow, and is hardly too low. It was said
-    # after the third epoch, and another may have larger ones.
-    borne = int(message.split("could be 2**")[1].split(".")[0])
-    assert borne < 15 + min(rooms[:3]) <= borne + 2
-    for room in rooms:
-        assert 16 < room < 60
+    advised = 2.0 ** int(message.split("could be 2**")[1].split(".")[0])
+    for room in rooms[:3]:
+        assert room + 15 - math.log2(advised) >= 4
+    followed = FixedLossScale(advised, skip_nonfinite=True)
+    history, said = fit_tiny(
+        family, rng, followed, LossScaleMonitor(verbose=0), epochs=16, rate=1e-3
+    )
+    assert (history["skipped_steps"][-1], said) == (0, [])  # of 64 steps
 
 
-def test_nothing_is_said_unasked(family, rng):
+def test_nothing_is_measured_unasked(family, rng):
     scale = DynamicLossScale()
     monitor = LossScaleMonitor(patience=1, verbose=0)
     history, messages = fit_tiny(family, rng, scale, monitor)
     assert messages == []
     assert scale.last_largest is None
-    assert "headroom" not in history
-    assert "largest_gradient" not in history
+    assert not {"headroom", "largest_gradient"} & {*history}
 
 
 def test_the_largest_gradient_is_a_good_steps_and_true(family):
@@ -153,7 +133,7 @@ def test_what_was_traced_before_is_traced_anew(family, rng):
     x, y = data(rng)
     scale = DynamicLossScale()
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), scale)
-    model = tiny(family, optimizer)
+    model = regression(family, optimizer, "mixed_float16", loss_weights=TINY)
     model.fit(x, y, verbose=0)
     monitor = LossScaleMonitor(check_underflow=True, verbose=0)
     found = model.fit(x, y, verbose=0, callbacks=[monitor])

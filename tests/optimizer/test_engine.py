@@ -17,6 +17,7 @@ from strategies import last_replica_gets, scope_of
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleEngine
+from lossscale.optimizer.engine import EngineOfWrapper, Host
 
 MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow), "mirrored"]
 
@@ -189,8 +190,7 @@ def test_a_checkpoint_holds_the_loss_scale_and_the_count(tmp_path, request):
 def test_a_count_of_ones_own_is_not_counted_for_it(request):
     mine = tf.Variable(7, dtype=tf.int64)
     run = Run("eager", request)
-    of_wrapper = LossScaleEngine._of_wrapper
-    run.engine = of_wrapper(DynamicLossScale(1024.0), applied_steps=lambda: mine)
+    run.engine = EngineOfWrapper(Host(lambda: mine), DynamicLossScale(1024.0))
     run.apply(run.scaled_gradients(1.0))
     assert run.engine.applied_steps is mine
     assert mine.numpy() == 7
@@ -227,7 +227,7 @@ def test_gradients_of_another_shape_are_refused_before_the_step_is_counted(reque
 
 def test_neither_the_engine_nor_what_it_stands_on_knows_a_keras():
     room = Path(lossscale.optimizer.__file__).parent
-    for module in ("engine", "step", "pending", "state", "communication"):
+    for module in ("engine", "step", "pending", "sharing", "reduction"):
         nodes = ast.walk(ast.parse((room / f"{module}.py").read_text()))
         code = [getattr(node, "id", getattr(node, "attr", "")) for node in nodes]
         named = [

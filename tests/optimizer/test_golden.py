@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import golden
-import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
 from limits import TENSORFLOW
-from models import checkpoint_of
+from models import checkpoint_of, scale_state
 from routes import read_file
 
 import lossscale
 
 RUN = json.loads((golden.DATA / "run.json").read_text())
-#: What versions of TensorFlow wrote, before there were versions of lossscale.
+#: Checkpoints of Keras's own wrappers, by the version of TensorFlow that wrote them.
 FOLDERS = [
     golden.DATA / "tensorflow-2.4" / "keras2-legacy",
     golden.DATA / "tensorflow-2.15" / "keras2-legacy",
     golden.DATA / "tensorflow-2.15" / "keras2-new",
     golden.DATA / "tensorflow-2.16" / "keras3",
 ]
-#: What versions of lossscale wrote, on the newest TensorFlow that each Keras has.
-VERSIONS = [
-    golden.DATA / f"lossscale-{version}" / kind
-    for version in ("0.1.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0")
-    for kind in golden.MODEL_FILES
-]
+RELEASE = golden.DATA / "lossscale-3.1.0"
 
 
 @pytest.mark.parametrize(
@@ -52,113 +47,45 @@ def expected_of(folder):
     return json.loads((folder / "expected.json").read_text())
 
 
-def readable(folders):
-    """Yields a family, each of its folders, and what that holds.
+def readable():
+    """Yields each family and a folder of its kind of optimizers.
 
     An older Keras need not read what a newer one wrote of its own optimizer.
     """
     for family in families():
-        for folder in folders:
-            expected = expected_of(folder)
-            told = expected.get("tensorflow")
-            version = told or folder.parent.name.partition("-")[2].split(".")
+        for folder in FOLDERS:
+            version = folder.parent.name.partition("-")[2].split(".")
             is_older = tuple(map(int, version)) <= TENSORFLOW
             if folder.name == family.name and is_older:
-                yield family, folder, expected
+                yield pytest.param(family, folder, id="-".join(folder.parts[-2:]))
 
 
-def case(family, path, *values):
-    """Returns a parameter. Quick tests read files of the first and the last version."""
-    folder = path.parts[-3].partition("-")[2]
-    marks = [pytest.mark.each_version] * (
-        folder in ("1.0.0", "1.1.0", "2.0.0", "2.1.0")
-    )
-    return pytest.param(
-        family, path, *values, id="-".join(path.parts[-3:]), marks=marks
-    )
-
-
-CHECKPOINTS = [
-    *(
-        case(family, folder / name, half, end)
-        for family, folder, expected in readable(FOLDERS)
-        for name, (half, end) in expected.items()
-    ),
-    *(
-        case(family, folder / "checkpoint", expected["half"], expected["end"])
-        for family, folder, expected in readable(VERSIONS)
-    ),
-]
-FILES = [
-    case(family, folder / name, expected["half"], expected["end"])
-    for family, folder, expected in readable(VERSIONS)
-    for name in golden.MODEL_FILES[family.name]
-]
-CONFIGS = [
-    case(family, folder) for family, folder, _ in readable([*FOLDERS, *VERSIONS])
-]
-
-
-def assert_goes_on(model, half, end):
-    def state():
-        counters = golden.counters(model.optimizer.loss_scale)
-        return golden.state(model, counters[: len(half["scale"])])
-
-    assert state() == half
-    golden.fit(model, golden.STEPS // 2, golden.STEPS)
-    assert state() == end
-
-
-@pytest.mark.parametrize(("family", "path", "half", "end"), CHECKPOINTS)
-def test_a_checkpoint_of_an_older_version_goes_on(family, path, half, end):
-    rule = golden.RULE
-    if path.name == "keras":  # its own rule, and its own arguments
-        rule = {"increment_period": 4}
-    scale = lossscale.DynamicLossScale(2.0, **rule)
+@pytest.mark.parametrize(("family", "folder"), [*readable()])
+def test_a_checkpoint_of_keras_own_wrapper_goes_on(family, folder):
+    half, end = expected_of(folder)["keras"]
+    scale = lossscale.DynamicLossScale(2.0, increment_period=4)
     optimizer = lossscale.LossScaleOptimizer(golden.sgd(family), scale)
     model = golden.compiled_model(family, optimizer)
     # It is read before the build, which is the harder way.
-    checkpoint_of(model).read(str(path)).expect_partial()
+    checkpoint_of(model).read(str(folder / "keras")).expect_partial()
     optimizer.build(model.trainable_variables)
-    assert_goes_on(model, half, end)
-
-
-@pytest.mark.each_version
-@pytest.mark.parametrize(("family", "path", "half", "end"), FILES)
-def test_a_file_of_an_older_lossscale_goes_on(family, path, half, end):
-    model = golden.compiled_model(family, golden.wrapped(family))
-    model.optimizer.build(model.trainable_variables)
-    assert_goes_on(read_file(family, path, model), half, end)
-
-
-@pytest.mark.parametrize(("family", "folder"), CONFIGS)
-def test_a_config_of_an_older_version_is_understood_and_written(family, folder):
-    config = expected_of(folder).get("config")
-    config = config or json.loads((folder / "config.json").read_text())
-    optimizer = lossscale.LossScaleOptimizer.from_config(config)
-    assert isinstance(optimizer, type(golden.wrapped(family)))
-    inner = optimizer.inner_optimizer.get_config()
-    assert (float(inner["learning_rate"]), inner["momentum"]) == (0.25, 0.5)
-    now = json.loads(json.dumps(optimizer.get_config()))
-    assert sorted(now) == sorted(config) == ["inner_optimizer", "loss_scale", "name"]
-    assert now["name"] == config["name"]
-    assert now["loss_scale"] == config["loss_scale"]
+    assert golden.state(model, golden.counters(scale)[:2]) == half
+    golden.fit(model, golden.STEPS // 2, golden.STEPS)
+    assert golden.state(model, golden.counters(scale)[:2]) == end
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: "-".join(path.parts[-2:]))
-@pytest.mark.parametrize("name", ["lossscale", "keras"])
-def test_the_scale_alone_is_restored_by_every_keras(folder, name):
-    half, _ = expected_of(folder)[name]
+def test_the_scale_alone_is_restored_by_every_keras(folder):
+    half, _ = expected_of(folder)["keras"]
     scale = lossscale.DynamicLossScale(2.0, **golden.RULE)
     holder = tf.train.Checkpoint(loss_scale=scale)
-    if name == "keras" and folder.name == "keras3":
-        # Keras 3's names, at the top of its wrapper.
+    if folder.name == "keras3":  # Keras 3's names, at the top of its wrapper
         holder = tf.train.Checkpoint(
             dynamic_scale=scale.current_loss_scale, step_counter=scale.good_steps
         )
-    path = str(folder / name)
+    path = str(folder / "keras")
     tf.train.Checkpoint(optimizer=holder).read(path).expect_partial()
-    assert golden.counters(scale)[: len(half["scale"])] == half["scale"]
+    assert golden.counters(scale)[:2] == half["scale"]
 
 
 @pytest.mark.parametrize("tensorflow", ["2.4", "2.15", "2.16"])
@@ -169,9 +96,88 @@ def test_a_checkpoint_of_tensorflows_loss_scale_is_restored(tensorflow):
     assert golden.counters(scale) == [32.0, 2, 0, 0]
 
 
-def test_a_run_that_lossscale_1_0_0_recorded():
-    run = np.load(golden.DATA / "lossscale-1.0.0" / "run.npz")
-    assert np.array_equal(run["is_finite"], np.isfinite(golden.specials()))
-    scale = lossscale.FixedLossScale(8.0, skip_nonfinite=True)
-    found = lossscale.simulate(scale, is_finite=run["is_finite"])
-    assert np.array_equal(found.loss_scale, run["loss_scale"])
+# What 3.1.0 has written, on TensorFlow 2.21: an older Keras need not read its files.
+
+#: How a file is read.
+ROUTES = ["checkpoint", "config", "model", "weights"]
+
+
+def read(family, route, kind, make, folder):
+    """Returns a model with what 3.1.0 wrote, or skips the test."""
+    home = RELEASE / f"{family.name}-{kind}"
+    file = home / golden.MODEL_FILES[family.name]
+    if route == "config":
+        config = expected_of(home)["config"]
+        optimizer = lossscale.LossScaleOptimizer.from_config(config)
+        return golden.compiled_model(family, optimizer)
+    model = golden.compiled_model(family, make(family))
+    if route == "checkpoint":  # before the build
+        return read_file(family, home / route, model)
+    if TENSORFLOW < (2, 21):
+        pytest.skip("a file of a newer Keras")
+    if route == "model":
+        return family.keras.models.load_model(str(file))
+    if file.suffix != ".keras":
+        pytest.skip("such files hold nothing of legacy optimizers")
+    model.optimizer.build(model.trainable_variables)
+    with zipfile.ZipFile(file) as whole:
+        whole.extract("model.weights.h5", folder)
+    before = scale_state(model.optimizer)
+    try:
+        model.load_weights(str(folder / "model.weights.h5"))
+    except ValueError:
+        assert scale_state(model.optimizer) == before
+        raise
+    return model
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_3_1_0_wrote_goes_on(family, tmp_path, route):
+    expected = expected_of(RELEASE / f"{family.name}-skip")
+    model = read(family, route, "skip", golden.wrapped, tmp_path)
+    config = json.loads(json.dumps(model.optimizer.get_config()))
+    assert config["loss_scale"] == expected["config"]["loss_scale"]
+    assert config["nonfinite_loss"] == "skip"
+    if route == "config":
+        return
+    model.optimizer.build(model.trainable_variables)
+    assert golden.state(model) == expected["half"]
+    golden.fit(model, golden.STEPS // 2, golden.STEPS)
+    assert golden.state(model) == expected["end"]
+
+
+def guarded(family):
+    guard = lossscale.SpikeGuard(window=3)
+    scale = golden.rule(search_period=1)
+    return lossscale.LossScaleOptimizer(golden.sgd(family), scale, guard=guard)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("make", [guarded, golden.wrapped])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_loss_scale_that_held_another_one_is_refused(family, tmp_path, route, make):
+    told = r"3\.1\.0 with a loss scale that held another(.|\n)*guard="
+    with pytest.raises(ValueError, match=told):
+        read(family, route, "guard", make, tmp_path)
+
+
+def test_a_refused_checkpoint_changes_nothing(family):
+    path = str(RELEASE / f"{family.name}-guard" / "checkpoint")
+    model = golden.compiled_model(family, guarded(family))
+    model.optimizer.build(model.trainable_variables)
+    golden.fit(model, 0, 9)
+    before = golden.state(model)
+    # Of one more: its parts are looked at as soon as TensorFlow reaches them.
+    for holder in (
+        checkpoint_of(model),
+        tf.train.Checkpoint(
+            optimizer=tf.train.Checkpoint(loss_scale=model.optimizer.guard)
+        ),
+    ):
+        with pytest.raises(ValueError, match="held another one"):
+            holder.read(path)
+    after = golden.state(model)
+    if TENSORFLOW < (2, 11):  # 2.4 restores a legacy optimizer's slots before the rest
+        after.pop("momentum"), before.pop("momentum")
+    assert after == before

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import skip_without
 from models import built, compiled, variable_of
 from strategies import last_replica_gets
 
@@ -101,16 +102,53 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         assert len({copy.numpy().item() for copy in copies}) == 1
 
 
-def test_an_adjust_that_takes_no_largest_cannot_keep_it():
-    class Mine(DynamicLossScale):
-        def adjust(self, is_finite):
-            return super().adjust(is_finite)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("unscales", [False, True])
+def test_with_communication_dtype_it_is_that_of_a_replica(
+    family, mirrored, unscales, mode
+):
+    """Not that of the sum. It was there before clipping."""
+    skip_without("adding up over replicas", family)
+    with mirrored.scope():
+        loss_scale = DynamicLossScale(2.0**6)
+        loss_scale.keep_largest()
+        optimizer, variable = built(family, loss_scale, communication_dtype="float16")
 
-    mine = Mine()
-    with pytest.raises(TypeError, match=r"`adjust` of Mine must take `largest`.*got"):
-        mine.keep_largest()
-    assert mine.last_largest is None
-    assert bool(mine.update([tf.ones([2])])[1])
+    def replica(grad):
+        grad = last_replica_gets(grad, [0.25, 0.0])
+        step_of(optimizer, variable, "keras2" if unscales else "keras3")(grad)
+
+    step = compiled(lambda grad: mirrored.run(replica, args=(grad,)), mode)
+    for first, largest in ((0.5, 0.5), (-0.125, 0.25)):
+        step(tf.constant([first, 0.0]))
+        assert loss_scale.last_largest.numpy() == largest
+    step(tf.constant([np.inf, 0.0]))
+    assert loss_scale.last_largest.numpy() == np.inf
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("by", ["nothing known", "LossScale.unscale", "a variable"])
+def test_what_no_list_covers_is_measured_as_it_is_applied(family, by, mode):
+    """Beside gradients that were unscaled, and clipped, in one list."""
+    loss_scale = HeadroomLossScale(64.0, half_life=1e4)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
+    variables = [variable_of(family, [1.0]) for _ in range(2)]
+    held = tf.Variable([0.0])
+
+    def step(first, second):
+        (grad,) = optimizer.get_unscaled_gradients([optimizer.scale_loss(first)])
+        if by == "LossScale.unscale":
+            (second,) = loss_scale.unscale([second * loss_scale()])
+        elif by == "a variable":
+            held.assign(second)
+            second = tf.convert_to_tensor(held)
+        optimizer.apply_gradients(zip([0.25 * grad, second], variables))
+
+    step = compiled(step, mode)
+    for first, second in ((4.0, 2.0), (2.0, 8.0)):
+        step(tf.constant([first]), tf.constant([-second]))
+        assert float(loss_scale.last_largest) == max(first, second)
 
 
 @pytest.mark.slow

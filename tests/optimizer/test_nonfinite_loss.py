@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import json
 
-import benchmark  # noqa: F401 - it makes benchmarks/ importable
 import numpy as np
-import pages
 import pytest
 import tensorflow as tf
 from every_loss_scale import CASES
 from exact import heard, of_loss
+from guards import PAGE as GUARD
 from limits import skip_without
 from models import (
     assert_same,
@@ -29,8 +28,7 @@ from models import (
 from strategies import last_replica_gets
 
 import lossscale
-from lossscale import DynamicLossScale, LossScale, LossScaleManager, LossScaleOptimizer
-from lossscale.scales.base import Verdict
+from lossscale import DynamicLossScale, LossScaleManager, LossScaleOptimizer
 
 INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph", "xla"]
@@ -38,13 +36,6 @@ XLA_LATER = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
 #: The largest gradients of good steps, so that some loss scales see them grow.
 GOOD = [0.5, 0.25, 0.5, 0.125, 0.5, 0.5, 0.25, 0.5]
 COUNTERS = ("skipped_steps", "consecutive_skipped_steps", "last_step_finite")
-
-
-class OwnAdjust(DynamicLossScale):
-    """A user's own loss scale that is told by a method of its own."""
-
-    def adjust(self, is_finite):
-        return super().adjust(is_finite)
 
 
 class OwnUpdate(DynamicLossScale):
@@ -73,7 +64,6 @@ class OwnManager(LossScaleManager):
 ALIKE = {"fixed", "dynamic-hysteresis", "dynamic-cooldown", "dynamic-tolerance"}
 EVERY = {
     **{name: make for name, make in CASES.items() if name not in ALIKE},
-    "own-adjust": lambda: OwnAdjust(64.0, 2),
     "own-update": lambda: OwnUpdate(64.0, 2),
     "own-manager": lambda: lossscale.get(OwnManager()),
 }
@@ -110,10 +100,8 @@ class Trained:
     def rule(self):
         """Returns the values of the rule's own variables, by position."""
         scale = self.optimizer.loss_scale
-        # Of a guard no step counts in the one within.
-        held = [scale, *([scale.loss_scale] if hasattr(scale, "loss_scale") else [])]
         names = [*COUNTERS, "ignored_loss_steps"]  # None without nonfinite_loss="skip"
-        counters = {id(getattr(each, name, None)) for each in held for name in names}
+        counters = {id(getattr(scale, name, None)) for name in names}
         found = [v for v in scale.variables if id(v) not in counters]
         manager = getattr(scale, "manager", None)
         found += [] if manager is None else manager.variables
@@ -258,9 +246,7 @@ def test_on_the_last_replica(family, mirrored, mode, dtype):
     "case",
     [
         "dynamic",
-        pytest.param("spike-guard", marks=pytest.mark.slow),
         "page",
-        "own-adjust",
     ],
 )
 def test_optimizers_that_share_a_loss_scale(family, mode, case):
@@ -396,43 +382,36 @@ def test_from_keras_takes_it(family):
     assert ours.engine.skips_losses
 
 
-# One verdict: a reason of a user's own is one class
-
-
-SkipsZeros = pages.module_of("bad-batches", "left_out_as = ").SkipsZeros
-
-
-def test_a_class_that_leaves_steps_out_says_as_what():
-    members = {"_judge": lambda *_: Verdict(False)}
-    with pytest.raises(TypeError, match="`left_out_as` must say what the steps are"):
-        type("Mine", (LossScale,), members)
-    type("Mine", (SkipsZeros,), members)  # it has the word of its base
+# Beside a guard
 
 
 @pytest.mark.parametrize("mode", XLA_LATER)
-def test_a_reason_of_a_users_own_is_one_class(family, mode):
-    inner = DynamicLossScale(64.0, 2)
-    trained = Trained(family, SkipsZeros(inner), mode)
+def test_beside_a_guard_each_reason_is_told_apart(family, mode):
+    scale, guard = DynamicLossScale(64.0, 2), GUARD.SkipsZeros()
+    trained = Trained(family, scale, mode, guard=guard)
     zeros = [tf.zeros([2]), tf.zeros([2])]
     trained()
     before = trained.trained()
     trained.run(tf.constant(1.0), zeros)
     assert_same(trained.trained(), before)
-    assert (float(inner), int(inner.good_steps.numpy())) == (64.0, 1)
+    assert (float(scale), int(scale.good_steps.numpy())) == (64.0, 1)
     assert trained.counted() == [0, 0, True]
-    assert int(trained.optimizer.loss_scale.zeros.numpy()) == 1
+    assert int(guard.zeros.numpy()) == 1
     trained()
-    assert float(inner) == 128.0
+    assert float(scale) == 128.0
     trained(NAN, NAN)
-    assert float(inner) == 128.0
+    assert float(scale) == 128.0
+    assert int(scale.ignored_loss_steps.numpy()) == 1
     trained(1.0, INF)
-    assert float(inner) == 64.0
+    assert float(scale) == 64.0
     assert reasons(trained) == ["left out", "nan", "gradients"]
 
 
 def test_the_monitor_says_what_it_is_called(family, capsys):
     optimizer = LossScaleOptimizer(
-        family.optimizers.SGD(2.0**-8), SkipsZeros(DynamicLossScale(64.0))
+        family.optimizers.SGD(2.0**-8),
+        DynamicLossScale(64.0),
+        guard=GUARD.SkipsZeros(),
     )
     model = regression(family, optimizer, run_eagerly=True)
     x, y = data(np.random.default_rng(7), 32)

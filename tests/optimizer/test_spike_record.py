@@ -1,4 +1,4 @@
-"""An optimizer whose loss scale is a SpikeGuard: what is skipped, kept and told.
+"""An optimizer with a SpikeGuard: what is skipped, kept and told.
 
 Spikes are on the last replica, and in the last of the variables.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import Trained, sharing
+from exact import Trained
 from limits import skip_without
 from models import assert_same, compiled, data, differ, regression
 from strategies import agreed, last_replica_gets
@@ -23,10 +23,11 @@ from lossscale import (
 MODES = ["eager", "graph"]
 
 
-def guarded(family, loss_scale=None):
+def guarded(family, loss_scale=None, window=3, sizes=(2, 2), **options):
     """Returns an optimizer of two variables, and its guard."""
-    loss_scale = loss_scale or SpikeGuard(DynamicLossScale(64.0), window=3)
-    return Trained(family, loss_scale, (2, 2)), loss_scale
+    guard = options.setdefault("guard", SpikeGuard(window=window))
+    scale = DynamicLossScale(64.0) if loss_scale is None else loss_scale
+    return Trained(family, scale, sizes, **options), guard
 
 
 def step_of(trained, unscales=False):
@@ -60,7 +61,7 @@ def test_a_spike_changes_nothing_and_is_named(family, unscales, mode):
     step(tf.constant(1024.0))  # clipped, it would be as small as the others
     assert_same(values(trained), before)
     assert int(optimizer.iterations.numpy()) == 4
-    assert (int(guard.spikes), int(guard.skipped_steps)) == (1, 0)
+    assert (int(guard.spikes), int(optimizer.loss_scale.skipped_steps)) == (1, 0)
     spike = optimizer.last_spike()
     assert spike.variable is trained.variables[1]
     assert "v1" in spike.name
@@ -71,8 +72,8 @@ def test_a_spike_changes_nothing_and_is_named(family, unscales, mode):
     step(tf.constant(1.0))
     assert differ(values(trained), before)
     step(tf.constant(np.inf))
-    assert (int(guard.spikes), int(guard.skipped_steps)) == (1, 1)
-    assert float(guard) == 32.0
+    assert (int(guard.spikes), int(optimizer.loss_scale.skipped_steps)) == (1, 1)
+    assert float(optimizer.loss_scale) == 32.0
     assert [each.kind for each in optimizer.nonfinite_gradients()] == ["inf"]
     assert optimizer.last_spike() == spike
 
@@ -105,39 +106,8 @@ def test_a_spike_on_the_last_replica_is_skipped_on_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_optimizers_that_share_a_guard(family, mode):
-    guard = SpikeGuard(DynamicLossScale(64.0), window=3)
-    both = sharing(family, guard)
-
-    def step(*factors):
-        for trained, factor in zip(both, factors):
-            trained.apply(trained.scaled(factor))
-
-    step = compiled(step, mode)
-
-    def applied(*factors):
-        step(*map(tf.constant, factors))
-        return [int(trained.optimizer.iterations.numpy()) for trained in both]
-
-    for number in range(1, 4):
-        assert applied(1.0, 0.5) == [number, number]
-    assert guard.recent.numpy().tolist() == [1.0] * 3  # one entry for each step
-    assert applied(99.0, 0.5) == [3, 4]  # each skips by its own gradients
-    assert applied(1.0, 99.0) == [4, 4]
-    assert (int(guard.spikes), int(guard.above_in_a_row)) == (2, 2)
-    assert guard.recent.numpy().tolist() == [1.0] * 3
-    assert (int(guard.loss_scale.good_steps), float(guard)) == (3, 64.0)
-    assert applied(99.0, np.inf) == [4, 4]  # an overflow is an overflow
-    assert (int(guard.spikes), int(guard.skipped_steps)) == (2, 1)
-    assert float(guard) == 32.0
-    assert applied(1.0, 0.5) == [5, 5]
-    assert int(guard.above_in_a_row) == 0
-
-
-@pytest.mark.slow
 def test_lists_of_variables_in_turn(family):
-    trained = Trained(family, SpikeGuard(1, window=2), (1, 1))
+    trained, _ = guarded(family, 1, 2, (1, 1))
     if family.name == "keras3":
         trained.build()
     optimizer, variables = trained.optimizer, trained.variables
@@ -166,11 +136,13 @@ def spiky(rng):
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_fit(family, rng, policy):
     x, y = spiky(rng)
-    guard = SpikeGuard("dynamic" if policy == "mixed_float16" else 1, window=8)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), guard)
+    guard, scale = SpikeGuard(window=8), "dynamic" if policy == "mixed_float16" else 1
+    inner = family.optimizers.SGD(2.0**-8)
+    optimizer = LossScaleOptimizer(inner, scale, guard=guard)
     model = regression(family, optimizer, policy)
     model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
-    skipped = int(guard.spikes.numpy()) + int(guard.skipped_steps.numpy())
+    skipped = int(guard.spikes.numpy())
+    skipped += int(optimizer.loss_scale.skipped_steps.numpy())
     assert skipped >= 2  # in float16 an overflow comes before some of them
     assert int(optimizer.iterations.numpy()) == 32 - skipped
     assert policy == "mixed_float16" or optimizer.last_spike().largest > 100
@@ -179,13 +151,14 @@ def test_fit(family, rng, policy):
 
 @pytest.mark.slow
 def test_the_gradients_are_read_as_often_as_by_one_that_looks(family):
-    def reductions(loss_scale):
-        trained, _ = guarded(family, loss_scale)
+    def reductions(loss_scale, guard=None):
+        trained, _ = guarded(family, loss_scale, guard=guard)
         step = tf.function(step_of(trained))
         graph = step.get_concrete_function(tf.constant(1.0)).graph
         kinds = [op.type for op in graph.get_operations()]  # outside of branches
         return kinds.count("Max"), kinds.count("Min")
 
     looking = reductions(HeadroomLossScale())
-    assert reductions(SpikeGuard()) == looking
+    assert reductions(DynamicLossScale(), SpikeGuard()) == looking
+    assert reductions(HeadroomLossScale(), SpikeGuard()) == looking
     assert reductions(DynamicLossScale()) < looking

@@ -185,26 +185,6 @@ def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
     assert float(loss_scale) == 8.0
 
 
-class OfTheUser(DynamicLossScale):
-    """A subclass that it should not be, with a rule of its own."""
-
-    def _adjust(self, is_finite):
-        return [super()._adjust(is_finite), self.current_loss_scale.assign_add(1.0)]
-
-
-def test_a_subclass_with_a_rule_of_its_own_has_each_step(family):
-    loss_scale = OfTheUser(8.0)
-    optimizer, variable = built(family, loss_scale, [0.0])
-
-    @tf.function(autograph=False)
-    def step():
-        optimizer.apply_gradients([(optimizer.scale_loss(tf.ones([1])), variable)])
-
-    for scale in (9.0, 10.0, 11.0):
-        step()
-        assert float(loss_scale) == scale
-
-
 def test_under_xla_no_cond_runs_both_its_sides(family):
     optimizer, variable = built(family, "dynamic", np.ones([SMALL + 1]))
 

@@ -192,8 +192,8 @@ def test_listening_ends_a_thousand_operations_after_the_last_use():
 
     kinds = Kinds(None)
     kinds.note(tf.constant(2.0), Kind(SCALE))
-    assert op_callbacks.is_telling()
+    assert op_callbacks.is_notifying()
     one = tf.constant(1.0)
     for _ in range(1001):
         one += 1.0
-    assert not op_callbacks.is_telling()
+    assert not op_callbacks.is_notifying()

@@ -272,18 +272,6 @@ def test_layers_too_far_apart_for_one_scale(newest):
     assert "HeadroomLossScale() keeps the scale as high" in str(found)
 
 
-def test_what_went_says_so(newest, data):
-    found = gradient_ranges(network(newest), *data, verbose=0)
-    for name in ("by_block", "need_own_scale"):
-        with pytest.raises(
-            AttributeError, match=f"{name}` was removed in lossscale 3.0"
-        ):
-            getattr(found, name)
-        assert not hasattr(found, name)
-    with pytest.raises(AttributeError, match="no attribute 'bogus'"):
-        found.bogus  # noqa: B018
-
-
 def test_gradients_that_are_all_zero(newest):
     model = network(newest)
     zeros = np.zeros([8, FEATURES], np.float32)
@@ -326,23 +314,6 @@ def test_layers_shared_sparse_recurrent_and_unused(family):
     assert values["output of loop"] == 2 * 4
     assert not found.nonfinite.any()
     assert not any("unused" in name for name in found.names)
-
-
-@pytest.mark.every
-def test_autograph_converts_a_layer_as_in_fit(family):
-    class Branching(family.keras.layers.Layer):
-        def call(self, x):
-            found = x
-            if tf.reduce_sum(x) > 0.0:
-                found = 3.0 * x
-            return found
-
-    dense = family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    layers = [Branching(), dense] if family.name != "keras3" else [dense]
-    model = family.keras.Sequential([family.keras.Input((1,)), *layers])
-    x, y = np.ones([8, 1], np.float32), np.zeros([8, 1], np.float32)
-    found = gradient_ranges(model, x, y, loss="mse", verbose=0)
-    assert found.largest.tolist() == [2.0 if family.name == "keras3" else 18.0]
 
 
 def test_a_model_that_casts_by_itself_is_reported(newest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import policy_of, regression, seed_all
+from models import policy_of, regression
 from overflowing import PATHS, data_for, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite
@@ -35,7 +35,7 @@ def test_nothing_is_named_where_nothing_overflows(family, name):
     assert not find_nonfinite(*made(family, name, policy="float32"))
 
 
-def chain(family, *layers, loss="mse", scale=16.0):
+def chain(family, *layers, scale=16.0):
     """Returns a compiled model of a dense layer, these, and one in float32."""
     dense = family.keras.layers.Dense
     with policy_of(family.keras, "mixed_float16"):
@@ -43,7 +43,7 @@ def chain(family, *layers, loss="mse", scale=16.0):
         first, last = dense(4, name="first"), dense(1, dtype="float32", name="last")
         model = family.keras.Sequential([family.keras.Input((6,)), first, *parts, last])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
-    model.compile(optimizer, loss=loss)
+    model.compile(optimizer, loss="mse")
     return model
 
 
@@ -81,26 +81,6 @@ def test_a_loss_scale_that_is_too_high_is_no_layers_fault(family):
     assert "2**40" in str(found)
 
 
-def test_a_loss_that_is_not_finite_by_itself_or_in_its_gradient(family):
-    def infinite(y, outputs):
-        return tf.math.log(outputs * 0 + 0 * y)
-
-    def infinite_backwards(y, outputs):
-        return tf.sqrt(tf.nn.relu(outputs) * 0 + 0 * y)
-
-    found = find_nonfinite(chain(family, loss=infinite), *data_for("gated"))
-    assert (found.where, found.layer, found.operation) == ("loss", None, "Log")
-    model = chain(family, loss=infinite_backwards)
-    found = find_nonfinite(model, *data_for("gated"))
-    assert (found.where, found.layer, found.kind) == ("gradient", None, "nan")
-
-
-def test_data_that_float16_does_not_hold(family):
-    model, x, y = made(family, "gated", is_hot=False)
-    found = find_nonfinite(model, x * 1e5, y)
-    assert (found.where, found.layer, found.dtype) == ("data", None, "float16")
-
-
 def test_a_layer_that_is_given_too_much_is_named(family):
     def times(layers):
         return layers.Activation(lambda x: x * 1e9, name="times", dtype="float32")
@@ -123,18 +103,6 @@ def test_weights_that_are_not_finite(family):
     assert found.variables[0].endswith("first/kernel")
 
 
-def test_overflow_of_float32_is_told_apart(family):
-    def infinite(x):
-        return tf.exp(tf.abs(x) * 0 + 1000.0)
-
-    def exponential(layers):
-        return layers.Activation(infinite, name="exp", dtype="float32")
-
-    found = find_nonfinite(chain(family, exponential), *data_for("gated"))
-    assert (found.layer, found.dtype, found.operation) == ("exp", "float32", "Exp")
-    assert "in float32 already" in str(found)
-
-
 def test_a_layer_may_have_compiled_its_call(family):
     class Compiled(family.keras.layers.Layer):
         def __init__(self):
@@ -147,25 +115,6 @@ def test_a_layer_may_have_compiled_its_call(family):
 
     found = find_nonfinite(chain(family, lambda _: Compiled()), *data_for("gated"))
     assert (found.where, found.layer) == ("forward", "compiled")
-
-
-def test_a_gradient_that_does_not_fit_where_it_is_cast_to_float16(family):
-    """Behind a layer in float32: nobody wrote the `call` of the model around them."""
-
-    def loss(y, outputs):
-        return 2.0**26 * (y - outputs) ** 2
-
-    def hidden(layers):
-        return layers.Dense(4, name="hidden")
-
-    seed_all(family.keras)  # how large a gradient is depends on the weights
-    model = chain(family, hidden, loss=loss, scale=1.0)
-    found = find_nonfinite(model, *data_for("gated"))
-    assert (found.where, found.layer, found.kind) == ("gradient", "hidden", "inf")
-    assert "in float32, but not where it is cast to float16" in str(found)
-    assert "Dense(..., dtype=\"float32\", name='hidden')" in found.to_write
-    assert "No loss scale helps" not in str(found)
-    assert "DynamicLossScale(min_loss_scale=2.0**-24)" in found.to_write
 
 
 # What it refuses
@@ -183,20 +132,11 @@ def test_data_that_are_not_finite_are_refused(family):
 
 
 def test_models_that_cannot_be_asked_are_refused(family):
-    class Says(family.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.inner = family.keras.layers.Dense(1)
-
-        def call(self, x):
-            return {"y": self.inner(x), "word": "none"}
-
     empty = family.keras.Sequential()
     flat = family.keras.Sequential([family.keras.layers.Conv2D(2, 3)])
-    for model, error, words in (
-        (empty, ValueError, "`model` must have layers"),
-        (flat, ValueError, "`model` must be built, or take `x`"),
-        (Says(), TypeError, "`model` must return tensors"),
+    for model, words in (
+        (empty, "`model` must have layers"),
+        (flat, "`model` must be built, or take `x`"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(ValueError, match=words):
             find_nonfinite(model, *data_for("gated"), loss="mse")

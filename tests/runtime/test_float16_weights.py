@@ -125,6 +125,28 @@ def test_float32_slots_of_float32_variables_are_no_copies(family):
     assert wide.name + "/" not in text
 
 
+@pytest.mark.parametrize("optimizer", ["Adafactor", "Adam", "Adagrad"])
+def test_slots_of_a_float32_layer_in_other_shapes_are_no_copies(family, optimizer):
+    """Adafactor's slots of a kernel have the shape of the other layer's bias."""
+    if not hasattr(family.optimizers, optimizer):
+        pytest.skip("an optimizer of new Keras")
+    dense = family.keras.layers.Dense
+    layers = [dense(4, dtype=dtype) for dtype in ("float32", "float16")]
+    model = network(family, "float32", *layers)
+    (text,) = said_in(lambda: fit(model, getattr(family.optimizers, optimizer)(1e-3)))
+    assert layers[1].name in text
+
+
+@pytest.mark.parametrize("holds", [list, lambda copies: dict(enumerate(copies))])
+def test_copies_of_some_leave_the_others_named(family, holds):
+    narrow = [
+        variable_of(family, [1.0, 2.0], "float16", name) for name in ("one", "two")
+    ]
+    inner = family.optimizers.SGD(0.1)
+    inner.copies = holds([tf.Variable([1.0, 2.0]), tf.Variable(0.0)])
+    assert float16_weights.float16_names(inner, narrow) == "two"
+
+
 def test_the_dtype_counts_in_which_a_variable_is_kept(family):
     """Within a layer's `call` Keras 3 says float16 of variables in float32."""
     seen = []

@@ -40,10 +40,10 @@ def test_it_ends_when_nobody_wants_more():
     tf.sqrt(one)
     assert "Sqrt" in many.heard
     assert "Sin" not in many.heard  # of which a graph was built
-    assert op_callbacks.is_telling()
+    assert op_callbacks.is_notifying()
     many.wanted = 0
     tf.sqrt(one)
-    assert not op_callbacks.is_telling()
+    assert not op_callbacks.is_notifying()
     told = len(many.heard)
     tf.sqrt(one)
     assert len(many.heard) == told
@@ -59,15 +59,15 @@ def test_who_is_gone_is_told_of_nothing():
     gc.collect()
     tf.sqrt(tf.constant(1.0))
     tf.sqrt(tf.constant(1.0))
-    assert not op_callbacks.is_telling()
+    assert not op_callbacks.is_notifying()
 
 
 def test_a_thread_is_told_for_itself():
     listener = Listener()
     op_callbacks.add(listener)
     told = []
-    thread = threading.Thread(target=lambda: told.append(op_callbacks.is_telling()))
+    thread = threading.Thread(target=lambda: told.append(op_callbacks.is_notifying()))
     thread.start()
     thread.join()
     assert told == [False]
-    assert op_callbacks.is_telling()
+    assert op_callbacks.is_notifying()

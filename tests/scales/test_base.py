@@ -82,9 +82,8 @@ class TestAdjustChecksFirst:
         assert state(loss_scale) == before
 
     @pytest.mark.parametrize("value", [NAN, INF, -INF, -1.0, -1, np.array([-1.0])])
-    @pytest.mark.parametrize("name", ["headroom", "spike-guard"])
-    def test_what_is_no_magnitude(self, name, value):
-        loss_scale = CASES[name]()
+    def test_what_is_no_magnitude(self, value):
+        loss_scale = CASES["headroom"]()
         before = state(loss_scale)
         with pytest.raises(ValueError, match="`largest` must be a finite number from"):
             loss_scale.adjust(True, value)
@@ -101,19 +100,14 @@ class TestAdjustChecksFirst:
         assert state(loss_scale) == before
 
     @pytest.mark.parametrize("mode", ["graph", "xla"])
-    @pytest.mark.parametrize("name", ["headroom", "spike-guard-headroom"])
-    def test_in_a_graph_a_bad_magnitude_is_a_bad_step(self, name, mode):
-        by_flag, by_size = CASES[name](), CASES[name]()
+    def test_in_a_graph_a_bad_magnitude_is_a_bad_step(self, mode):
+        by_flag, by_size = CASES["headroom"](), CASES["headroom"]()
         step = compiled(lambda size: by_size.adjust(tf.constant(True), size)[1], mode)
-        told = compiled(lambda size: by_flag.adjust(tf.constant(False), size)[1], mode)
         for value in (NAN, -1.0, INF, -INF):
             assert not bool(step(tf.constant(value)))
-            told(tf.constant(1.0))
-            for one, other in zip(by_size.variables, by_flag.variables):
-                # Of two programs XLA may round a logarithm in two ways.
-                np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6)
+            by_flag.adjust(False, 1.0)
+            assert state(by_size) == state(by_flag)
         assert bool(step(tf.constant(1.0)))
-        assert np.isfinite(np.hstack(state(by_size)[:3])).all()
 
     @pytest.mark.parametrize(
         "value", [3, np.float16(3), np.array([3.0]), 1e300, 2**83, 0]

@@ -1,4 +1,4 @@
-"""Loss scales that users write: rules as functions, and those written for 2.x."""
+"""Loss scales that users write: rules as functions, and whole updates."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ import tensorflow as tf
 from driving import drive, finite
 from every_loss_scale import PAGE
 from installed import ROOT
-from models import compiled
+from models import built, compiled
 
 import lossscale
-from lossscale import (
-    DynamicLossScale,
-    HeadroomLossScale,
-    LossScale,
-    SpikeGuard,
-)
+from lossscale import LossScale
 
 Halving = PAGE.Halving
 
@@ -152,7 +147,6 @@ class TestARuleIsAFunction:
             lambda: forgets.skipped_steps,
             lambda: 2.0 * forgets,
             lambda: lossscale.simulate(forgets, is_finite=[True]),
-            lambda: SpikeGuard(forgets).adjust(True, 1.0),
         ]
         words = r"`__init__` of Forgets must call `super\(\).__init__\(initial"
         for call in calls:
@@ -184,158 +178,42 @@ class TestARuleIsAFunction:
         assert float(Twice(8)) == 16.0
 
 
-class OfTwo(LossScale):
-    """As 2.1.0's pages show it: the rule assigns to its variables."""
+class OfTensorFlow(LossScale):
+    """As a subclass of tf.train.experimental.LossScale: it overrides `update`."""
 
-    def __init__(self, initial_loss_scale=2.0**15):
+    def __init__(self):
         super().__init__()
-        self.initial_loss_scale = initial_loss_scale
-        self.current_loss_scale = self._add_weight(
-            "current_loss_scale", initial_loss_scale, tf.float32
-        )
+        self.value = self._add_weight("value", 64.0, tf.float32)
 
     def __call__(self):
-        return tf.convert_to_tensor(self.current_loss_scale)
+        return tf.convert_to_tensor(self.value)
 
-    def _adjust(self, is_finite):
-        current = tf.convert_to_tensor(self.current_loss_scale)
-        halved = tf.where(is_finite, current, tf.maximum(current / 2.0, 1.0))
-        return self.current_loss_scale.assign(halved, read_value=False)
+    def update(self, grads):
+        is_finite = lossscale.all_finite(grads)
+        value = tf.where(is_finite, self.value * 2.0, self.value / 4.0)
+        return self.value.assign(value, read_value=False), is_finite
 
     def get_config(self):
-        return {"initial_loss_scale": self.initial_loss_scale}
+        return {}
 
 
-class OnTopOfADynamicOne(DynamicLossScale):
-    """Its value is its base's plus the number of steps."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.steps = self._add_weight("steps", 0.0, tf.float32)
-
-    def __call__(self):
-        return self.current_loss_scale + self.steps
-
-    def _adjust(self, is_finite):
-        return [super()._adjust(is_finite), self.steps.assign_add(1.0)]
-
-
-class OnTopOfHeadroom(HeadroomLossScale):
-    """It hands the largest gradient on by its name."""
-
-    def _adjust(self, is_finite, largest=None):
-        return super()._adjust(is_finite, largest=largest)
-
-
-class SkipsZeros(LossScale):
-    """As 2.1.0's pages show it: it decides in `_judge`, and holds another one."""
-
-    needs_largest = True
-    _left_out_as = "all zero"
-
-    def __init__(self, loss_scale):
-        super().__init__()
-        self.loss_scale = lossscale.get(loss_scale)
-        self.zeros = self._add_weight("zeros", 0, tf.int64)
-
-    def __call__(self):
-        return self.loss_scale()
-
-    def _judge(self, is_finite, largest):
-        is_zero = is_finite & (largest == 0.0)
-        return lossscale.Verdict(
-            should_apply=is_finite & ~is_zero,
-            is_told=~is_zero,
-            kept={"zeros": self.zeros + tf.cast(is_zero, tf.int64)},
-        )
-
-    def _adjust(self, is_finite, largest):
-        return self.loss_scale.adjust(is_finite, largest)[0]
-
-    def get_config(self):
-        return {"loss_scale": lossscale.serialize(self.loss_scale)}
-
-
-class Judges(SkipsZeros):
-    """It asks the `_judge` of the loss scale that it holds, which has `judge` today."""
-
-    needs_largest = False
-
-    def _judge(self, is_finite, largest):
-        return self.loss_scale._judge(is_finite, largest)
-
-    def _adjust(self, is_finite):
-        return self.loss_scale.adjust(is_finite)[0]
-
-
-class Patient:
-    """A mixin that applies small spikes, too."""
-
-    def _judge(self, is_finite, largest):
-        verdict = super()._judge(is_finite, largest)
-        is_small = is_finite & (largest < 100.0)
-        return verdict._replace(should_apply=verdict.should_apply | is_small)
-
-
-class PatientGuard(Patient, SpikeGuard):
-    """It asks the `_judge` of its base, which has `judge` today."""
-
-
-class TestWrittenForTwo:
-    """What subclasses of 2.x and of TensorFlow override works as before."""
-
-    @pytest.mark.parametrize(
-        ("make", "expected"),
-        [
-            (lambda: OfTwo(64), [64, 32, 32, 16]),
-            (lambda: OnTopOfADynamicOne(64.0, 1), [129, 66, 131, 68]),
-            (lambda: OnTopOfHeadroom(64.0), [2.0**20, 2.0**19, 2.0**10, 2.0**9]),
-            (lambda: SkipsZeros(DynamicLossScale(64, 1)), [128, 64, 128, 64]),
-        ],
-        ids=["own", "dynamic", "headroom", "judge"],
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla", "v1"])
+def test_the_whole_update_may_be_overridden(mode, family):
+    assert drive(OfTensorFlow, finite("TFTF"), mode) == (
+        [128, 32, 64, 16],
+        finite("TFTF"),
     )
-    @pytest.mark.parametrize("mode", ["eager", "graph", "xla", "v1", "replica-graph"])
-    def test_a_rule_that_assigns(self, make, expected, mode, mirrored):
-        flags = finite("TFTF")
-        assert drive(make, flags, mode, mirrored) == (expected, flags)
+    optimizer, variable = built(family, OfTensorFlow(), [0.0])
 
-    @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-    def test_one_that_decides(self, mode):
-        loss_scale = SkipsZeros(DynamicLossScale(64, 1))
-        step = compiled(lambda grad: loss_scale.update([grad])[1], mode)
-        assert [bool(step(tf.fill([2], v))) for v in (0.0, 1.0, np.nan)] == [0, 1, 0]
-        assert (loss_scale.zeros.numpy(), float(loss_scale)) == (1, 64.0)
+    def step(grad):
+        grad = optimizer.scale_loss(tf.constant([1.0])) * grad
+        optimizer.apply_gradients([(grad, variable)])
 
-    @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-    def test_one_that_asks_the_judge_of_its_base(self, mode):
-        guard = PatientGuard(1, window=2)
-        step = compiled(lambda grad: guard.update([grad])[1], mode)
-        found = [bool(step(tf.fill([2], v))) for v in (1.0, 1.0, 50.0, 500.0, np.nan)]
-        assert (found, int(guard.spikes)) == ([True, True, True, False, False], 2)
-
-    def test_one_that_asks_the_judge_of_what_it_holds(self):
-        loss_scale = Judges(DynamicLossScale(8.0))
-        assert [bool(loss_scale.adjust(flag)[1]) for flag in (True, False)] == [1, 0]
-
-    def test_the_nearest_class_names_the_steps_and_judges_them(self):
-        class Renamed(SkipsZeros):
-            _left_out_as = "tiny"
-
-        class OfThree(SkipsZeros):
-            def judge(self, state, is_finite, largest):
-                return (
-                    super()
-                    .judge(state, is_finite, largest)
-                    ._replace(should_apply=tf.constant(False))
-                )
-
-        class Further(OfThree):
-            pass
-
-        assert (SkipsZeros.left_out_as, Renamed.left_out_as) == ("all zero", "tiny")
-        for cls, applies in ((Renamed, True), (OfThree, False), (Further, False)):
-            loss_scale = cls(DynamicLossScale(8.0))
-            assert bool(loss_scale.update([tf.ones([2])])[1]) == applies
+    step = compiled(step, "graph" if mode == "v1" else mode)
+    for value in (0.5, np.inf):
+        step(tf.constant(value))
+    assert float(optimizer.loss_scale()) == 32.0
+    assert np.array(variable) == [-0.5]
 
 
 @pytest.mark.slow

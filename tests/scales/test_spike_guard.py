@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -11,13 +10,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lossscale
-from lossscale import (
-    DynamicLossScale,
-    HeadroomLossScale,
-    LossScale,
-    SpikeGuard,
-)
+from lossscale import DynamicLossScale, FixedLossScale, SpikeGuard
+from lossscale.scales.adjustment import adjust_to_step
 
 MAX = float(np.finfo(np.float32).max)
 
@@ -25,7 +19,7 @@ MAX = float(np.finfo(np.float32).max)
 def reference(rule, run):
     """Yields whether each step is applied, and the state after it, in plain Python.
 
-    The loss scale within doubles and halves.
+    The loss scale beside it doubles and halves.
     """
     window, threshold, max_in_a_row, min_ratio, period = rule
     recent, limit, spikes, above, scale, good = [], MAX, 0, 0, 64.0, 0
@@ -85,90 +79,56 @@ def test_spikes_zeros_overflows_and_a_new_level_as_the_reference():
 
 def assert_as_reference(rule, run):
     window, threshold, max_in_a_row, min_ratio, period = rule
-    inner = DynamicLossScale(64.0, period)
-    guard = SpikeGuard(inner, threshold, window, max_in_a_row, min_ratio=min_ratio)
+    scale = DynamicLossScale(64.0, period)
+    guard = SpikeGuard(
+        threshold=threshold,
+        window=window,
+        max_in_a_row=max_in_a_row,
+        min_ratio=min_ratio,
+    )
     for (is_finite, largest), (is_applied, state) in zip(run, reference(rule, run)):
-        told = largest if is_finite else np.nan  # on a bad step it may be anything
-        assert bool(guard.adjust(is_finite, told)[1]) == is_applied
-        counts = guard.spikes, guard.above_in_a_row, guard, inner.good_steps
+        # On a bad step it may be anything.
+        told = tf.constant(largest if is_finite else np.nan, tf.float32)
+        flag = tf.constant(is_finite)
+        assert bool(adjust_to_step(scale, flag, told, guard=guard)[1]) == is_applied
+        counts = guard.spikes, guard.above_in_a_row, scale, scale.good_steps
         assert state == (
             [each for each in guard.recent.numpy().tolist() if each],
             guard.limit.numpy(),
             *(each.numpy() for each in counts),
         )
-        # A spike counts as a finite step.
-        assert guard.last_step_finite.numpy() == is_finite
-    bad = sum(not is_finite for is_finite, _ in run)
-    assert int(guard.skipped_steps) == int(inner.skipped_steps) == bad
+    assert int(scale.skipped_steps) == sum(not is_finite for is_finite, _ in run)
+
+
+def judged(guard, largest):
+    """Returns whether a guard applies a finite step."""
+    one = FixedLossScale(1, skip_nonfinite=True)
+    largest = tf.constant(largest, tf.float32)
+    return bool(adjust_to_step(one, tf.constant(True), largest, guard=guard)[1])
 
 
 def test_what_is_just_at_the_limit_is_no_spike():
-    guard = SpikeGuard(1, window=3)
-    for _ in range(3):
-        assert bool(guard.adjust(True, 0.7)[1])
+    guard = SpikeGuard(window=3)
+    assert all(judged(guard, 0.7) for _ in range(3))
     twice = np.float32(2) * np.float32(0.7)
     assert guard.limit.numpy() == twice  # the deviation is 0, which min_ratio bounds
-    assert not bool(guard.adjust(True, np.nextafter(twice, np.float32(9)))[1])
-    assert bool(guard.adjust(True, twice)[1])
-
-
-def test_one_that_looks_at_the_gradients_is_told_of_them_but_not_of_spikes():
-    guard, bare = SpikeGuard(HeadroomLossScale(), window=2), HeadroomLossScale()
-    for largest in (1.0, 2.0, 1.0):
-        guard.adjust(True, largest)
-        bare.adjust(True, largest)
-    guard.adjust(True, 1e6)
-    assert float(guard) == float(bare) == 2.0**11
-    assert guard.loss_scale.peak.numpy() == bare.peak.numpy()
+    assert not judged(guard, np.nextafter(twice, np.float32(9)))
+    assert judged(guard, twice)
 
 
 @pytest.mark.parametrize("largest", [0.0, 1e-45, 2.0**-127, MAX, np.float64(1e300)])
 def test_its_state_is_finite_whatever_comes(largest):
-    guard = SpikeGuard(1, threshold=1e30, window=2)
+    guard = SpikeGuard(threshold=1e30, window=2)
     for each in (largest, largest, 0.0, largest, 1.0, largest, largest):
-        guard.adjust(True, each)
-        guard.adjust(False, each)
+        judged(guard, min(each, MAX))
         for variable in (guard.recent, guard.limit):
             assert np.isfinite(variable.numpy()).all()
 
 
-class Mine(LossScale):
-    """A user's own, which no Keras knows."""
-
-    def __call__(self):
-        return tf.constant(2.0)
-
-    def _adjust(self, is_finite):
-        del is_finite
-
-    def get_config(self):
-        return {}
-
-
-def test_a_users_own_comes_back_with_the_guard():
-    config = json.loads(json.dumps(lossscale.serialize(SpikeGuard(Mine()))))
-    found = lossscale.deserialize(config, {"Mine": Mine})
-    assert isinstance(found.loss_scale, Mine)
-
-
-def test_the_arguments_it_takes():
-    assert isinstance(SpikeGuard().loss_scale, DynamicLossScale)
-    assert float(SpikeGuard(128)) == 128.0
-    manager = lossscale.FixedLossScaleManager(8.0)
-    assert float(SpikeGuard(manager)) == 8.0
-
-
-def test_guards_in_guards_are_refused():
+def test_it_is_shown_in_one_line():
     guard = SpikeGuard()
-    with pytest.raises(ValueError, match=r"must not be a SpikeGuard.*guard.loss_scale"):
-        SpikeGuard(guard)
-
-
-def test_repr_shows_both_in_one_line():
-    shown = repr(SpikeGuard(DynamicLossScale(64.0)))
-    assert shown.startswith("SpikeGuard(")
-    assert "spikes=0" in shown
-    assert "loss_scale=DynamicLossScale(" in shown
-    assert "current_loss_scale=64.0" in shown
-    assert "recent" not in shown
-    assert "\n" not in shown
+    guard.limit.assign(2.0)
+    assert repr(guard) == (
+        "SpikeGuard(limit=2.0, spikes=0, above_in_a_row=0, threshold=6.0, window=128, "
+        "max_in_a_row=3, min_ratio=2.0)"
+    )

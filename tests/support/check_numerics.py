@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from every_loss_scale import CASES
 from installed import each_keras, make_strategy
-from models import policy_of, variable_of
+from models import compiled, policy_of, variable_of
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
@@ -17,27 +17,18 @@ from lossscale.runtime.keras_versions import tensor_of
 
 tf.debugging.enable_check_numerics()
 
-
-class OfGradients(DynamicLossScale):
-    """TensorFlow's form: it overrides `update`."""
-
-    def update(self, grads):
-        return super().update(grads)
-
-
 EVERY = {
     **CASES,
     # The next step's product would be infinite.
     "highest": lambda: DynamicLossScale(2.0**127, 1),
     "highest-max": lambda: DynamicLossScale(2.0**127, 1, max_loss_scale=2.0**127),
-    "deviates": lambda: lossscale.SpikeGuard(64.0, threshold=1e30, window=2),
-    "of-gradients": lambda: OfGradients(64.0),
 }
-SIZES = (0.0, 2.0**-126, 1.0, 2.0, 0.0, 3e38, 3e38)
-
-
-def compiled(function, mode):
-    return tf.function(function) if mode == "graph" else function
+#: What an optimizer is given besides a loss scale.
+OPTIONS = {
+    "": dict,
+    "skip": lambda: {"nonfinite_loss": "skip"},
+    "guard": lambda: {"guard": lossscale.SpikeGuard(threshold=1e30, window=2)},
+}
 
 
 def alone(make, mode):
@@ -45,15 +36,14 @@ def alone(make, mode):
     loss_scale = make()
     update = compiled(lambda grad: loss_scale.update([grad])[1], mode)
     adjust = compiled(lambda size: loss_scale.adjust(True, size)[1], mode)
-    for size in SIZES:
+    for size in (0.0, 2.0**-126, 1.0, 2.0, 0.0, 3e38, 3e38):
         update(tf.constant([size, 0.0]))
         adjust(tf.constant(size))
 
 
-def trained(family, loss_scale, mode, **options):
+def trained(family, mode, options):
     """Takes steps of both kinds of loop."""
-    inner = family.optimizers.SGD(0.01)
-    optimizer = LossScaleOptimizer(inner, loss_scale, **options)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), **options)
     weights = variable_of(family, [1.0, 2.0])
 
     def step(x, unscales):
@@ -71,8 +61,8 @@ def trained(family, loss_scale, mode, **options):
             step(tf.constant([x, 0.0]), unscales)
 
 
-def fitted(family, loss_scale, mode):
-    """Trains a model of float16, with all that the monitor looks at."""
+def fitted(family, mode, options):
+    """Trains a model of float16, with all that the monitor and the reports look at."""
     keras = family.keras
     with policy_of(keras, "mixed_float16"):
         layers = [
@@ -81,60 +71,36 @@ def fitted(family, loss_scale, mode):
             keras.layers.Dense(1, dtype="float32"),
         ]
         model = keras.Sequential(layers)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), loss_scale)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), **options)
     model.compile(optimizer, "mse", run_eagerly=mode == "eager", jit_compile=False)
     x, y = np.ones([16, 4], np.float32), np.zeros([16, 1], np.float32)
     monitor = LossScaleMonitor(
         verbose=0, check_underflow=True, restore_statistics=True, every=2
     )
     model.fit(x, y, 4, epochs=2, verbose=0, callbacks=[monitor])
-    if loss_scale.skipped_steps.numpy():
+    if optimizer.loss_scale.skipped_steps.numpy():
         raise ValueError("This run must be a healthy one.")
-    if tf.distribute.has_strategy():
-        return
-    lossscale.gradient_ranges(model, x, y)
-    lossscale.forward_ranges(model, x)
-    lossscale.find_nonfinite(model, x, y)
+    if not tf.distribute.has_strategy():
+        lossscale.gradient_ranges(model, x, y)
+        lossscale.forward_ranges(model, x)
+        lossscale.find_nonfinite(model, x, y)
 
 
-def engine(mode):
-    """Two engines share a loss scale."""
-    loss_scale, weights = DynamicLossScale(16.0, 1), tf.Variable([1.0, 2.0])
-    engines = [lossscale.LossScaleEngine(loss_scale) for _ in range(2)]
-    for each in engines:
-        each.build([weights])
-
-    def step(x):
-        for each in engines:
-            with tf.GradientTape() as tape:
-                scaled = each.scale_loss(tf.reduce_sum(weights * x))
-            grads = tape.gradient(scaled, [weights])
-            each.apply(grads, [weights], lambda grads, _: weights.assign_sub(grads[0]))
-
-    step = compiled(step, mode)
-    for _ in range(3):
-        step(tf.constant([1e-3, 0.0]))
-
-
-def attempt(name, run, *arguments, **options):
+def attempt(name, run, *arguments):
     try:
-        run(*arguments, **options)
+        run(*arguments)
     except (tf.errors.InvalidArgumentError, ValueError) as error:
         print("STOPPED", name, str(error)[-600:].replace("\n", " "))
 
 
 for mode in ("eager", "graph"):
-    attempt(f"engine {mode}", engine, mode)
     for name, make in EVERY.items():
         attempt(f"{name} {mode}", alone, make, mode)
     for family in each_keras():
-        for name in ("dynamic", "spike-guard-headroom", "of-gradients"):
+        for name, options in OPTIONS.items():
             what = f"{name} {mode} {family.name}"
-            attempt(what, trained, family, EVERY[name](), mode)
-            options = {"nonfinite_loss": "skip"}
-            attempt(f"{what} skip", trained, family, EVERY[name](), mode, **options)
-        for name in ("dynamic", "spike-guard-headroom"):
-            attempt(f"fit {name} {mode}", fitted, family, EVERY[name](), mode)
+            attempt(what, trained, family, mode, options())
+            attempt(f"fit {what}", fitted, family, mode, options())
 with make_strategy().scope():
-    attempt("fit replicas", fitted, each_keras()[0], EVERY["headroom"](), "graph")
+    attempt("fit replicas", fitted, each_keras()[0], "graph", {})
 print("All runs are done.")

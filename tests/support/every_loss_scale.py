@@ -20,7 +20,6 @@ from lossscale import (
     DynamicLossScale,
     FixedLossScale,
     HeadroomLossScale,
-    SpikeGuard,
 )
 
 
@@ -91,19 +90,6 @@ DECLARED = {
         },
         # The gradients leave room for more, but overflows have halved the ceiling.
         rule=("FTF", "32 32 16"),
-    ),
-    "SpikeGuard": Declared(
-        variables=None,
-        keys="loss_scale max_in_a_row min_ratio threshold window",
-        cases={
-            "spike-guard": lambda: SpikeGuard(
-                DynamicLossScale(64, 2, max_loss_scale=512.0), 0.5, 3, 1, min_ratio=1.25
-            ),
-            "spike-guard-headroom": lambda: SpikeGuard(
-                HeadroomLossScale(64, 3, 5.0, increment_period=3), 2.0, 4, 2
-            ),
-        },
-        rule=("TTF", "64 128 64"),
     ),
 }
 

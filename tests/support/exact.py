@@ -21,10 +21,11 @@ START, S = 8.0, 1024.0
 class Trained:
     """An optimizer and its variables, with what a loop does with them."""
 
-    def __init__(self, family, loss_scale=None, sizes=(4,)):
+    def __init__(self, family, loss_scale=None, sizes=(4,), **options):
         if loss_scale is None:
             loss_scale = DynamicLossScale(S, 1000)
-        self.optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
+        inner = family.optimizers.SGD(1.0)
+        self.optimizer = LossScaleOptimizer(inner, loss_scale, **options)
         self.variables = [
             variable_of(family, np.full([size], START, np.float32), name=f"v{i}")
             for i, size in enumerate(sizes)

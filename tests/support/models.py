@@ -57,9 +57,9 @@ def variable_of(family, value, dtype="float32", name="v"):
     return tf.Variable(value, dtype=dtype, name=name)
 
 
-def built(family, loss_scale, start=(1.0, 2.0), rate=1.0, dtype="float32"):
+def built(family, loss_scale, start=(1.0, 2.0), rate=1.0, dtype="float32", **options):
     """Returns a wrapped SGD that is built, and the variable that it trains."""
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale, **options)
     variable = variable_of(family, np.array(start, dtype), dtype)
     optimizer.build([variable])
     optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for

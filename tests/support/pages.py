@@ -1,4 +1,4 @@
-"""The README and the pages of docs/: their Python blocks, headings and links."""
+"""The README and the pages of docs/: their programs, what these print, and links."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from installed import ROOT
+from limits import IS_NEWEST
 
 import lossscale
 
@@ -23,7 +24,78 @@ MIGRATIONS = {name: path for name, path in PAGES.items() if "coming-from/" in na
 
 def blocks(path):
     """Returns the Python blocks of a page."""
-    return re.findall(r"(?ms)^```python\n(.*?)^```$", path.read_text())
+    return [program for program, _ in programs(path)]
+
+
+def programs(path):
+    """Returns the Python blocks of a page, each with what the page says that it prints.
+
+    That is a block without a language, or of `text`, that follows at once.
+    """
+    pattern = r"(?ms)^```python\n(.*?)^```$(?:\n\n?```(?:text)?\n(.*?)^```$)?"
+    return re.findall(pattern, path.read_text())
+
+
+#: What differs from run to run: how long it took.
+TIMES = r"\b\d+m?s(/step)?\b"
+NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
+
+
+def missing(program, printed, shown):
+    """Yields what a program should have printed, and has not.
+
+    That is what the page shows below it, where "..." is anything, and what stands
+    behind a `print(...)` as a comment that is a value, such as `# 4.0`. Lines may be
+    broken elsewhere. Figures with a point may differ by a hundredth, or be rounded.
+    Versions but the newest may print any figures.
+    """
+    found, at = _figures(printed)[0], 0
+    comments = re.findall(r"(?m)^ *print\(.*\)  # ([\d'\"\[(-].*|True|False)$", program)
+    parts = re.split(r"\.\.\.", shown.read_text()) if shown.exists() else []
+    for part in comments:
+        if not any(_is_like(part, line) for line in printed.splitlines()):
+            yield part
+    for part in filter(str.strip, parts):
+        words, numbers = _figures(part)
+        while True:
+            at = found.find(words, at)
+            if at < 0:
+                yield part
+                return
+            before = found[:at].count("#")
+            if _are_near(numbers, _figures(printed)[1][before:][: len(numbers)]):
+                at += len(words)
+                break
+            at += 1
+
+
+def _figures(text):
+    """Returns a text in one line with # for each number, and the numbers."""
+    text = re.sub(TIMES, "", " ".join(text.split()))
+    return re.sub(NUMBER, "#", " ".join(text.split())), re.findall(NUMBER, text)
+
+
+def _is_like(part, line):
+    (one, numbers), (other, others) = _figures(part), _figures(line)
+    return one == other and _are_near(numbers, others)
+
+
+def _are_near(numbers, others):
+    return not IS_NEWEST or all(map(_is_near, numbers, others))
+
+
+def _is_near(number, other):
+    if "." not in number:
+        return number == other
+    digits = len(re.split("[.e]", number)[1])
+    one, two = (float(each.replace(",", "")) for each in (number, other))
+    return abs(one - two) <= max(0.01 * abs(one), 0.6 * 10.0**-digits)
+
+
+def warnings_of(program):
+    """Returns how often a program says that it warns: `# warns`, `# warns 2 times`."""
+    found = re.search(r"# warns(?: (\d+) times)?", program)
+    return int(found[1] or 1) if found else 0
 
 
 def block_of(name, text):

@@ -14,6 +14,11 @@ PRIVATE_NAMES = (
         "the state of the step decides; reports cannot say where an infinity came from",
     ),
     (
+        "_gradient_function and imperative_grad, names on Python's stack",
+        "derivatives.py",
+        "reports take a fault on the way back for one of the forward pass",
+    ),
+    (
         "context.get_function_def, function_def_to_graph",
         "graphs.py",
         "the state of the step decides",
@@ -116,6 +121,11 @@ PRIVATE_NAMES = (
         "_trainable_variables, _variables, Variable._initialize, _value",
         "optimizer/keras3.py, runtime/float16_weights.py, runtime/keras_versions.py",
         "Keras's error",
+    ),
+    (
+        "_agg_helper",
+        "optimizer/wrappers.py",
+        "an optimizer of Horovod's that is wrapped is not refused",
     ),
     (
         "_steps_per_execution",

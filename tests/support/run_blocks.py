@@ -1,19 +1,22 @@
-"""Runs files, each as a program, in one process: TensorFlow takes long to start.
+"""Runs programs of pages in one process, and compares what they print with the page.
 
-    python run_blocks.py FILE...
+    python run_blocks.py FILE.py...
 
-A process of its own, since one of them makes a strategy of its own.
+FILE.txt, if it is there, holds what the page shows. A process of its own, since one of
+the programs makes a strategy of its own.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import io
 import runpy
 import sys
 import traceback
 import warnings
 from pathlib import Path
 
+import pages
 import stand_ins
 
 import lossscale
@@ -21,23 +24,36 @@ from lossscale.runtime import keras_versions
 
 
 def run(path):
-    """Runs a block. What the pages show is not warned of, but where they say so."""
-    found = re.search(r"# warns(?: (\d+) times)?", Path(path).read_text())
-    warns = int(found[1] or 1) if found else 0
-    with warnings.catch_warnings(record=True) as caught:
+    """Runs a program, and returns what it prints, with our warnings in their place.
+
+    Raises:
+      AssertionError: It warns other than as often as it says: `# warns 2 times`.
+    """
+    ours, printed = [], io.StringIO()
+
+    def show(message, category, *_, **__):
+        if issubclass(category, lossscale.LossScaleWarning):
+            ours.append(message)
+            print(message)
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("always")
-        runpy.run_path(path, run_name="__main__")
-    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
-    assert len(ours) == warns, [str(each.message) for each in ours]
+        warnings.showwarning = show
+        runpy.run_path(str(path), run_name="__main__")
+    assert len(ours) == pages.warnings_of(path.read_text()), list(map(str, ours))
+    return printed.getvalue()
 
 
 stand_ins.install()
 failed = []
-for path in sys.argv[1:]:
+for path in map(Path, sys.argv[1:]):
     try:
-        run(path)
+        printed, shown = run(path), path.with_suffix(".txt")
+        for part in pages.missing(path.read_text(), printed, shown):
+            sys.stderr.write(f"not printed: {part}\nbut: {printed[-2000:]}\n")
+            failed.append(path)
     except BaseException:  # also what ends a program
-        sys.stderr.write(Path(path).read_text())
+        sys.stderr.write(path.read_text())
         traceback.print_exc()
         failed.append(path)
     for keras in filter(None, [keras_versions.keras3(), *keras_versions.keras2()]):

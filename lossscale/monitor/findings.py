@@ -1,0 +1,354 @@
+"""All that a monitor says: what, when, how often, and why it is true.
+
+`FINDINGS`, at the end, is the table. A finding is a function. It gets a `Watched`, or a
+`Run` if it is of the model, changes neither, and yields a text where that is true. To
+add one, write the function, its row, and an entry in docs/warnings.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import List
+
+from lossscale.monitor import causes
+from lossscale.monitor import model as models
+from lossscale.monitor.asking import (
+    BEGIN,
+    EPOCH,
+    EPOCH_END,
+    EVER,
+    LOOK,
+    MODEL,
+    OPTIMIZER,
+    SKIPS,
+    TRAINING,
+    Finding,
+    Texts,
+)
+from lossscale.monitor.watched import BAD_LOSSES, Run, Watched
+from lossscale.optimizer import LossScaleOptimizer
+from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
+from lossscale.plotting import scale_text
+from lossscale.ranges.causes import BAD_WEIGHTS
+from lossscale.ranges.magnitudes import WORDS
+from lossscale.runtime import keras_versions
+
+#: As many doublings as a `HeadroomLossScale` leaves above the largest gradient.
+_RESERVE = 4
+
+# As training begins
+
+
+def sharpness(run: Run) -> Texts:
+    if type(run.model).__name__ == "SharpnessAwareMinimization":
+        yield """\
+SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
+and adds them to the weights before anything checks them. An infinite one makes \
+weights infinite, and no optimizer can undo that. docs/recipes.md has a step that \
+scales the loss, and restores the weights to the last bit."""
+
+
+def backup(run: Run) -> Texts:
+    if run.monitor.on_stall != "stop":
+        return
+    for callback in keras_versions.callbacks_beside(run.monitor):
+        is_one = any(c.__name__ == "BackupAndRestore" for c in type(callback).__mro__)
+        # Without this argument it always deletes the backup, as in Keras 2.4.
+        deletes = getattr(callback, "delete_checkpoint", None)
+        if is_one and deletes is not False:
+            other = ", or BackupAndRestore(..., delete_checkpoint=False)"
+            yield f"""\
+BackupAndRestore deletes its backup when training ends, even if on_stall="stop" ends \
+it. So a run that the monitor stopped cannot be resumed. Write \
+LossScaleMonitor(on_stall="raise"), since an error keeps the \
+backup{other if deletes else ""}."""
+
+
+def unbuilt(run: Run) -> Texts:
+    if run.build_error:
+        yield f"""\
+`restore_statistics` has no copy from before the first batch: the model is not built, \
+and calling it on `x` failed: {run.build_error}. Call it on a batch before `fit`: \
+model(x)."""
+
+
+# At each look
+
+
+def spike(w: Watched) -> Texts:
+    is_its_own = w.last.skips.left_out > w.first.skips.left_out
+    if w.spikes and (is_its_own or not w.shares):
+        yield f"""\
+A step was skipped as a spike, {_last_spike(w)}. It changed neither a weight nor the \
+loss scale. Look at that batch for wrong labels, damaged inputs, or a loss that is not \
+averaged. If such gradients are normal for this run, raise `threshold` of the \
+SpikeGuard. Later ones are counted as `spikes`."""
+
+
+def _last_spike(w: Watched) -> str:
+    last = w.optimizer.last_spike()
+    if last is None:  # it was another optimizer's, or came before a restart
+        return "of unknown size"
+    of_limit = f"{last.largest / last.limit:.3g} times the limit of {last.limit:.3g}"
+    return f"with a gradient of {last.largest:.3g} in {last.name}, {of_limit}"
+
+
+def bad_losses(w: Watched) -> Texts:
+    before, now, skipped = w.epoch_began, w.last, w.skipped_in_epoch
+    count = now.skips.losses - before.skips.losses
+    if now.skips.bad_losses >= BAD_LOSSES:  # `stall` is told of these
+        count -= now.skips.bad_losses
+        skipped = skipped[: -now.skips.bad_losses]
+    if count <= 0:
+        return
+    bad = [(number, WORDS[why]) for number, why in skipped if why in WORDS]
+    kinds = " or ".join(sorted({kind for _, kind in bad})) or "not finite"
+    where = w.batches.where([number for number, _ in bad])
+    if len(bad) > 1:
+        where = where.replace(" at", " last at", 1)
+    if where:
+        where += f". {causes.what_to_look_at(w)}"
+    elif w.is_stalled:
+        return
+    text = f"""\
+{w.run.in_epoch}{"1 step was" if count == 1 else f"{count} steps were"} skipped \
+because the loss{models.name_of_loss(w.run.model, w.run.logs)} was {kinds} before it \
+was scaled{where or "."}"""
+    # With "skip", too, such steps count if there are ten and more than one in five.
+    losses = now.skips.losses - w.first.skips.losses
+    would_help = losses < 10 or 4 * losses <= w.applied
+    if "inf" in kinds and w.computes_in_float16 and not w.run.data.bad_rows:
+        would_help = False  # a float16 sum may be infinite until the loss scale is low
+    has_fallen = w.scale._can_change and now.loss_scale < before.loss_scale
+    if has_fallen and would_help and not w.optimizer.engine.skips_losses:
+        text += f"""\
+ Each of these steps counted as an overflow, though no loss scale is at fault: it was \
+{before.shown} when the epoch began, and is {now.shown}. \
+LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""
+    yield text
+
+
+def bad_input(w: Watched) -> Texts:
+    is_new = w.last.skips.total != w.before.skips.total
+    reasons = [why for _, why in w.skipped_in_epoch]
+    if w.is_stalled or not is_new or reasons[-1:] != [GRADIENTS]:
+        return  # `stall` is told, or it was no gradient
+    if models.layer_with_bad_input(w.run.model, w.faults):
+        for text in causes.of_input(causes.seen_now(w)):
+            yield w.run.in_epoch + text
+
+
+def many_bad_losses(w: Watched) -> Texts:
+    before, now = w.epoch_began, w.last
+    count = now.counted_losses - before.counted_losses
+    if not count:
+        return
+    likely = causes.what_to_look_at(w)
+    if models.ends_in_float16(w.run.model):
+        likely = """\
+Most likely the loss is computed in float16, and overflows there. Compute the loss in \
+float32: give the last layer dtype="float32", and cast to tf.float32 before you sum."""
+    yield f"""\
+With nonfinite_loss="skip" the loss scale ignores a bad loss. But ten steps in a row, \
+or more than one in five, had one, so {count} of them counted as \
+{"an overflow" if count == 1 else "overflows"}: the loss scale was {before.shown} when \
+the epoch began, and is {now.shown}. {likely}"""
+
+
+def stall(w: Watched) -> Texts:
+    """With a list: what was seen, and the first cause that is true."""
+    if not w.is_stalled:
+        return
+    skips, seen = w.last.skips, causes.seen_now(w)
+    where = w.batches.where([skips.total - 1]).replace("at", "the last at", 1)
+    lines = [f"{skips.in_a_row} steps in a row were skipped{w.unit}{where}."]
+    lines[0] += f" The loss scale is {w.last.shown}."
+    if seen.loss:
+        name = models.name_of_loss(w.run.model, w.run.logs)
+        times = f", at each of the last {skips.bad_losses} steps"
+        # A sum may be infinite in float16, and its gradients finite.
+        is_sum = seen.loss == "inf" and w.computes_in_float16
+        help_ = "the loss scale did not make it so"
+        if w.last.loss_scale <= 1.0 and not is_sum:
+            help_ = "no loss scale can help"
+        lines.append(
+            f"The loss itself{name} is {WORDS[seen.loss]}, before it is scaled"
+            f"{times if skips.bad_losses > 1 else ''}: {help_}."
+        )
+    if seen.gradients:
+        names = models.listed(seen.gradients)
+        lines.append(
+            f"Gradients that were not finite, the model's last ones first: {names}."
+        )
+    of_causes = [text for cause in causes.CAUSES for text in cause(seen)]
+    yield "\n  * ".join([*lines, *of_causes[:1]])
+
+
+# As an epoch ends
+
+
+def left_out(w: Watched) -> Texts:
+    start, now = w.epoch_began, w.last
+    count = now.skips.left_out - start.skips.left_out
+    steps = now.applied - start.applied + count
+    are_many, is_spike = count > 1 and steps < 10 * count, now.spikes is not None
+    if not count or (is_spike and not are_many):  # `spike` is told of a few
+        return
+    numbers = [number for number, why in w.skipped_in_epoch if why == LEFT_OUT]
+    text = f"""\
+{w.run.in_epoch}Steps were skipped as {w.optimizer.guard.left_out_as}\
+{w.batches.where(numbers)}."""
+    if are_many:
+        text = f"""\
+{w.run.in_epoch}{count} of {steps} finite steps were skipped as \
+{w.optimizer.guard.left_out_as}, more than a tenth. The model does not learn from \
+these batches."""
+    if are_many and is_spike:
+        text += """\
+ Most often gradients vary more than the SpikeGuard expects: raise its `threshold` or \
+`min_ratio`. If batches are damaged, repair the data."""
+    yield text
+
+
+def unchecked_weights(w: Watched) -> Texts:
+    if w.scale.checks_gradients:
+        return
+    bad = models.nonfinite(w.run.model, w.run.model.trainable_weights)
+    if bad:
+        yield f"""\
+Weights that hold inf or NaN: {models.listed(bad)}. {BAD_WEIGHTS} This loss scale \
+checks no gradient, so a step is applied even if gradients overflow, data hold inf or \
+NaN, or a learning rate that is too high has made the loss infinite. \
+FixedLossScale(S, skip_nonfinite=True) skips such steps, a DynamicLossScale also \
+falls, and then the monitor says which of these it is."""
+
+
+def underflow(w: Watched) -> Texts:
+    if len(w.rooms) < w.patience or not w.computes_in_float16:
+        return
+    room = math.floor(min(w.rooms))
+    possible = math.floor(math.log2(w.last.loss_scale) + min(w.rooms)) - _RESERVE
+    yield f"""\
+Gradients may underflow: for {len(w.rooms)} epochs no step was skipped, and the \
+largest scaled gradient that was read was {room} doublings below 65504, where float16 \
+ends. Only {max(40 - room, 0)} of float16's 40 doublings are left below it, and \
+smaller gradients become zero. The loss scale is {w.last.shown}, and could be \
+{scale_text(2.0 ** min(possible, 127))}. Write
+
+    scale = lossscale.HeadroomLossScale()  # finds it by itself
+    optimizer = lossscale.LossScaleOptimizer(inner_optimizer, scale)
+"""
+
+
+def all_zero(w: Watched) -> Texts:
+    is_low = w.last.loss_scale < 2.0**40 and w.computes_in_float16
+    if w.zeros < w.patience or not is_low or not w.run.model.trainable_weights:
+        return
+    text = f"""\
+All gradients that were read were zero, for {w.zeros} epochs in which no step was \
+skipped. Either the loss does not depend on the weights, or gradients underflow at a \
+loss scale of {w.last.shown}: HeadroomLossScale(2.0**40) begins high, and finds it by \
+itself."""
+    if models.ends_in_float16(w.run.model):
+        text += """\
+ Give the last layer dtype="float32", too: in float16 the loss itself may be zero."""
+    yield text
+
+
+def replaced(run: Run) -> Texts:
+    compiled = getattr(run.model, "optimizer", None)
+    is_theirs = keras_versions.is_own_wrapper(compiled)
+    is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
+    is_idle = not any(w.applied or w.skipped_in_epoch for w in run.watched)
+    if is_theirs and is_idle:
+        names = " and ".join(w.name for w in run.watched if w.name)
+        yield f"""\
+In this epoch {names or "the watched optimizer"} made no step, and `model.optimizer` \
+is Keras's own LossScaleOptimizer, which `compile` puts around an optimizer without a \
+wrapper, also when you compile again. Write \
+model.compile(lossscale.LossScaleOptimizer(Adam(...), old_optimizer.loss_scale), ...), \
+which keeps the loss scale."""
+
+
+def restored(run: Run) -> Texts:
+    times, names = 0, [""]
+    if run.statistics is not None and run.has_skipped:
+        times, names = run.statistics.read()
+    if times:
+        yield f"""\
+Variables that are not trained, such as BatchNormalization's statistics, held inf or \
+NaN after a batch, and were put back to their values from before it: \
+{models.first_of(names)}. A line at the end of training counts such batches, unless \
+verbose=0."""
+
+
+def statistics(run: Run) -> Texts:
+    if not run.has_skipped:
+        return
+    ignored = {id(variable) for variable in run.infinite}
+    for w in run.watched:
+        ignored |= {id(v) for v in models.accumulators(run.model, w.faults).values()}
+    found = [v for v in models.statistics_of(run.model) if id(v) not in ignored]
+    bad = models.nonfinite(run.model, found)
+    if bad:
+        text = f"""\
+Variables that are not trained, such as BatchNormalization's statistics, hold inf or \
+NaN: {models.listed(bad)}. Skipping a step does not undo what its forward pass did to \
+them, and later steps cannot repair them: predictions are lost. Go back to a \
+checkpoint, or reset them, and keep the data and that layer's inputs finite."""
+        if run.statistics is None:
+            text += """\
+ LossScaleMonitor(restore_statistics=True) puts them back after each such step."""
+        yield text
+
+
+#: What a monitor may say, in the order in which it asks. `asking` explains a row.
+FINDINGS: List[Finding] = [
+    Finding(BEGIN, MODEL, EVER, sharpness),
+    Finding(BEGIN, MODEL, EVER, backup),
+    Finding(BEGIN, MODEL, EVER, unbuilt),
+    Finding(LOOK, OPTIMIZER, EVER, spike),
+    Finding(LOOK, OPTIMIZER, EPOCH, bad_losses),
+    Finding(LOOK, OPTIMIZER, EPOCH, bad_input),
+    Finding(LOOK, OPTIMIZER, EPOCH, many_bad_losses),
+    Finding(LOOK, OPTIMIZER, SKIPS, stall, stops=True, tells=(statistics,)),
+    Finding(EPOCH_END, OPTIMIZER, EPOCH, left_out),
+    Finding(EPOCH_END, OPTIMIZER, TRAINING, unchecked_weights),
+    Finding(EPOCH_END, OPTIMIZER, EVER, underflow),
+    Finding(EPOCH_END, OPTIMIZER, EVER, all_zero),
+    Finding(EPOCH_END, MODEL, EVER, replaced),
+    Finding(EPOCH_END, MODEL, EVER, restored),
+    Finding(EPOCH_END, MODEL, None, statistics),
+]
+
+
+# As training ends: printed
+
+
+def summary(run: Run) -> Texts:
+    yield from map(_summary_of, run.watched)
+    times, _ = run.statistics.read() if run.statistics else (0, [])
+    if times:
+        yield f"Batches after which statistics were put back: {times}."
+
+
+def _summary_of(w: Watched) -> str:
+    start, now = w.first, w.last
+    skipped = w.skipped(now) - w.skipped(start)
+    left_out = now.skips.left_out - start.skips.left_out
+    losses = now.skips.losses - start.skips.losses
+    line = f"Loss scale{f' of {w.name}' if w.name else ''}: {w.applied} steps applied, "
+    line += f"{skipped} skipped in this fit{w.unit}; "
+    if w.shares:
+        line += f"shared, with {now.skipped - start.skipped} steps skipped for all; "
+    low, high = scale_text(w.lowest), scale_text(w.highest)
+    line += f"it is {now.shown}, and was read between {low} and {high}."
+    if losses:
+        line += f" Steps skipped for a loss that was not finite: {losses}."
+    if w.spikes:
+        line += f" Spikes skipped: {w.spikes}, the last {_last_spike(w)}."
+    elif left_out:
+        line += f" Steps left out as {w.optimizer.guard.left_out_as}: {left_out}."
+    if not math.isnan(w.headroom):
+        line += f" Headroom: {w.headroom:.1f} doublings."
+    return line

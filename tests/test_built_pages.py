@@ -1,0 +1,83 @@
+"""The pages as their readers see them: rendered, linked, and read on two replicas."""
+
+from __future__ import annotations
+
+import re
+
+import pages
+import pytest
+from installed import ROOT
+from pages import DOCS, PAGES
+
+EVERY = {name: ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING")}
+EVERY.update(PAGES)
+
+
+def prose(text):
+    """Returns a page without its code: fences, and what is in backticks."""
+    text = re.sub(r"(?ms)^```.*?^```$|<!--.*?-->", "", text)
+    return re.sub(r"(``?)(?!`).+?(?<!`)\1(?!`)", "", text, flags=re.DOTALL)
+
+
+def test_a_power_is_code_since_two_of_them_would_become_bold_text():
+    found = {
+        (name, power)
+        for name, path in EVERY.items()
+        for power in re.findall(r"\d(?:\\?\*){2}-?\w+", prose(path.read_text()))
+    }
+    assert not found
+
+
+def test_no_number_of_a_rendered_page_is_cut_by_bold_text():
+    markdown_it = pytest.importorskip("markdown_it", reason="no Markdown here")
+    for name, path in EVERY.items():
+        text = re.sub(r"(?ms)^<!-- sphinx$.*?^-->$", "", path.read_text())
+        html = markdown_it.MarkdownIt("commonmark").enable("table").render(text)
+        html = re.sub(r"(?s)<(pre|code)\b.*?</\1>", "", html)
+        assert not re.findall(r".{20}\d<(?:strong|em)>.{20}", html), name
+
+
+#: With these words a sentence begins, if the text of the link is no title.
+FIRST_WORDS = {"A", "An", "In", "One", "Some", "The", "This", "Without"}
+
+
+def headings(path):
+    """Returns a page's title, and its headings by the names that links give them."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text())
+    found = re.findall(r"(?m)^#+ (.*)$", text)
+    named = {re.sub(r"[^\w\- ]", "", each).lower(): each for each in found}
+    return found[0], {name.replace(" ", "-"): each for name, each in named.items()}
+
+
+def test_a_link_that_reads_as_a_title_is_the_title():
+    wrong = []
+    for name, path in EVERY.items():
+        text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text())
+        for words, link in re.findall(
+            r"(?<!!)\[([^]\[]+)\]\((?!https?:)([^)\s]+\.md[^)\s]*)\)", text
+        ):
+            target, _, anchor = link.partition("#")
+            there = (path.parent / target).resolve()
+            said = " ".join(words.split()).strip("*")
+            if DOCS not in there.parents or not said[0].isupper():
+                continue
+            titles = {headings(there)[0], headings(there)[1].get(anchor)}
+            if said not in titles and said.split()[0] not in FIRST_WORDS:
+                wrong.append((name, said, link))
+    assert not wrong
+
+
+def test_variables_are_read_on_two_replicas_as_the_pages_read_them(mirrored):
+    """`bool()` of such a variable is always True there, and `int()` an error."""
+    program = pages.block_of("trouble", "on_train_batch_end=note")
+    found = {}
+    try:
+        with mirrored.scope():
+            exec(program.partition("for row in")[0], found)  # noqa: S102
+    finally:
+        found["keras"].mixed_precision.set_global_policy("float32")
+    assert found["skipped"] == [2]
+    wrong = r"\b(?:bool|int)\([\w.]+\.(?:last_step_\w+|\w*skipped_\w+|good_steps)\)"
+    code = {name: "".join(pages.blocks(path)) for name, path in EVERY.items()}
+    code.update({path.name: path.read_text() for path in DOCS.rglob("*.ipynb")})
+    assert not [name for name, text in code.items() if re.search(wrong, text)]
