@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
+from exact import clip
 from installed import DEVICES
 from limits import skip_without
 from models import variable_of
@@ -104,10 +105,6 @@ def test_a_loop(mirrored, family, way):
     run, options = [*TOO_LARGE, *RUN], {"communication_dtype": "float16"}
     seen = strategies.loop(mirrored, family, run, way=way, **options)
     assert_right(seen, run, strategies.loop_on_one(family, run, REPLICAS))
-
-
-def clip(grads):
-    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
 
 @pytest.mark.parametrize(
