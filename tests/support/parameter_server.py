@@ -17,6 +17,7 @@ import installed
 import numpy as np
 import strategies
 import tensorflow as tf
+from exact import clip
 from processes import free_ports
 from trained import RATE, START, ByEngine, ByKeras
 
@@ -53,10 +54,6 @@ def unscaled(ours, x, wait=list):
 
 def unscale_apply(ours, x, wait):
     ours.apply(unscaled(ours, x, wait))
-
-
-def clip(grads):
-    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
 
 def sparse(ours, x, wait):
