@@ -66,7 +66,7 @@ def spoiled(labels, bad, seed):
     return labels, np.where(bad[:, None], TIMES, 1.0).repeat(BATCH_SIZE, 1)
 
 
-def make(policy, loss_scale):
+def make(policy, guard):
     """Returns a compiled network, with the same initial weights every time."""
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(policy)
@@ -80,7 +80,7 @@ def make(policy, loss_scale):
     )
     keras.mixed_precision.set_global_policy("float32")
     model.compile(
-        lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.05, 0.9), loss_scale),
+        lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.05, 0.9), 1, guard=guard),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[],
     )
@@ -119,14 +119,14 @@ class Steps(keras.callbacks.Callback):
         self.largest.append(self.model.optimizer.loss_scale.last_largest.numpy())
 
 
-def train(policy, loss_scale, batches, test, *callbacks):
+def train(policy, guard, batches, test, *callbacks):
     """Trains one epoch over all batches.
 
     Returns:
       `(model, curve)`, where `curve` holds the accuracy after every 20 steps.
     """
     images, labels, weights = (np.concatenate(part) for part in batches)
-    model, curve = make(policy, loss_scale), Curve(test, 20)
+    model, curve = make(policy, guard), Curve(test, 20)
     quiet = {"batch_size": BATCH_SIZE, "shuffle": False, "verbose": 0}
     callbacks = [curve, *callbacks]
     model.fit(images, labels, sample_weight=weights, callbacks=callbacks, **quiet)
@@ -157,10 +157,13 @@ def draw(curves, largest, spikes, guard, path):
 
 def limits(run):
     """Returns the guard's limit before each step, given each step's largest."""
-    guard, found = lossscale.SpikeGuard(1), []
+    guard, found = lossscale.SpikeGuard(), []
     for largest in run:
         found.append(float(guard.limit.numpy()))
-        guard.adjust(bool(np.isfinite(largest)), float(largest))
+        if np.isfinite(largest):
+            _, values = guard.judge(guard, largest)
+            for name, value in values.items():
+                getattr(guard, name).assign(value)
     return np.array(found)
 
 
@@ -184,9 +187,9 @@ def main():
     print(f"{len(bad)} batches of {BATCH_SIZE}, of which {bad.sum()} are bad.\n")
 
     curves = {}
-    _, curves["clean"] = train(given.policy, 1, good, test)
-    _, curves["unguarded"] = train(given.policy, 1, spiky, test)
-    guard, steps = lossscale.SpikeGuard(1), Steps()
+    _, curves["clean"] = train(given.policy, None, good, test)
+    _, curves["unguarded"] = train(given.policy, None, spiky, test)
+    guard, steps = lossscale.SpikeGuard(), Steps()
     _, curves["guarded"] = train(given.policy, guard, spiky, test, steps)
     largest = np.array(steps.largest)
     run = {"is_finite": np.isfinite(largest), "largest": largest}
@@ -194,11 +197,12 @@ def main():
     print(f"{'':36}{'bad batches':>12}{'good ones':>12}")
     for arguments in ({}, {"window": 32}, {"threshold": 3.0}, {"threshold": 9.0}):
         listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        replay = lossscale.simulate(lossscale.SpikeGuard(1, **arguments), **run)
+        guard_too = lossscale.SpikeGuard(**arguments)
+        replay = lossscale.simulate(1, guard=guard_too, **run)
         hits = np.sum(replay.spikes & bad), np.sum(replay.spikes & ~bad)
-        print(f"SpikeGuard(1{', ' if listed else ''}{listed}){'':36}"[:36], end="")
+        print(f"SpikeGuard({listed}){'':36}"[:36], end="")
         print(f"{hits[0]:>12}{hits[1]:>12}")
-    spikes = lossscale.simulate(lossscale.SpikeGuard(1), **run).spikes
+    spikes = lossscale.simulate(1, guard=lossscale.SpikeGuard(), **run).spikes
 
     print(f"\n{'':12}{'test accuracy':>15}{'skipped steps':>15}")
     for name, curve in curves.items():

@@ -143,7 +143,7 @@ VALUES = [
     (TypeError, "loss_scale", CONFIGS, lossscale.get),
     (TypeError, 'config["config"]', OTHER_CONFIGS, fixed(lossscale.deserialize)),
     (TypeError, 'loss_scale["config"]', OTHER_CONFIGS, fixed(lossscale.get)),
-    (TypeError, "guard", [8, "spike", SpikeGuard, FixedLossScale(8)], guarded),
+    (TypeError, "guard", [8, "spike", SpikeGuard], guarded),
 ]
 
 

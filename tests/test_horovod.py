@@ -68,7 +68,7 @@ def test_each_case_is_right_or_refused(told):
             (*state, reports), expected = answer
             assert state == expected, case
             assert reports is None or reports[1] == 1, case
-            was_bad_loss = "a bad loss, agreed" in case and "in_a_function" not in case
+            was_bad_loss = "a bad loss, agreed" in case and "in functions" not in case
             assert not was_bad_loss or reports is None or reports[0] == "nan", case
 
 

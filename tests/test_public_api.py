@@ -53,7 +53,7 @@ LossScale.unscale(grads)
 LossScale.unscale_by(grads, loss_scale)
 LossScale.update(grads)
 LossScaleEngine(loss_scale='dynamic', *, guard=None, communication_dtype=None,
-    nonfinite_loss='backoff')
+    nonfinite_loss='backoff', gather=None)
 LossScaleEngine.apply(grads, variables, apply_fn)
 LossScaleEngine.build(variables)
 LossScaleEngine.last_spike()
@@ -76,7 +76,7 @@ LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
     dynamic_growth_steps=None, *, dynamic=None, initial_scale=None, guard=None,
-    communication_dtype=None, nonfinite_loss='backoff', **kwargs)
+    communication_dtype=None, nonfinite_loss='backoff', gather=None, **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
 LossScaleOptimizer.from_keras(optimizer, *, guard=None, communication_dtype=None,
     nonfinite_loss='backoff')
@@ -89,15 +89,16 @@ LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
 LossScaleOptimizer.with_loss_scale(loss_scale, *, guard='kept')
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
-    dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='',
-    float16_variables='')
+    dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, seen='',
+    to_write='', float16_variables='')
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
 SpikeGuard(loss_scale=None, *, threshold=6.0, window=128, max_in_a_row=3, min_ratio=2.0)
 all_finite(grads)
 deserialize(config, custom_objects=None)
 find_nonfinite(model, x, y=None, sample_weight=None, *, loss=None, batch_size=None)
-forward_ranges(model, x, *, batches=10, batch_size=None, verbose=1)
+forward_ranges(model, x, y=None, sample_weight=None, *, batches=10, batch_size=None,
+    verbose=1)
 get(identifier)
 gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=None,
     batches=10, batch_size=None, activations=False, verbose=1)
@@ -109,14 +110,14 @@ simulate(loss_scale, *, guard=None, is_finite=None, limit=None, largest=None,
 NOT_CALLED = {"compat", "presets", "LossScaleWarning"}
 #: As `PUBLIC`, of `lossscale.compat.v1`: the signatures are TensorFlow's.
 PUBLIC_OF_1 = """
-LossScaleOptimizer(opt, loss_scale_manager)
+LossScaleOptimizer(opt, loss_scale_manager, *, guard=None)
 LossScaleOptimizer.apply_gradients(grads_and_vars, global_step=None, name=None)
 LossScaleOptimizer.compute_gradients(loss, var_list=None, gate_gradients=1,
     aggregation_method=None, colocate_gradients_with_ops=False, grad_loss=None)
 LossScaleOptimizer.get_slot(var, name)
 LossScaleOptimizer.get_slot_names()
 LossScaleOptimizer.variables()
-MixedPrecisionLossScaleOptimizer(opt, loss_scale)
+MixedPrecisionLossScaleOptimizer(opt, loss_scale, *, guard=None)
 enable_mixed_precision_graph_rewrite(opt, loss_scale='dynamic')
 """
 

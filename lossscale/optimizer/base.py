@@ -7,15 +7,10 @@ import inspect
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from lossscale import arguments
+from lossscale.optimizer import engine as engines
 from lossscale.optimizer import files, keras_arguments, wrappers
 from lossscale.optimizer.dialect import Dialect, InnerSum, answered
-from lossscale.optimizer.engine import (
-    ARGUMENTS,
-    EngineOfWrapper,
-    Host,
-    LossScaleEngine,
-    refuse_attribute,
-)
+from lossscale.optimizer.engine import ARGUMENTS, refuse_attribute
 from lossscale.optimizer.record import NonfiniteGradient, Spike
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
@@ -26,14 +21,6 @@ from lossscale.scales.variables import HELD_ANOTHER
 
 #: For `with_loss_scale`: the guard stays.
 KEPT = "kept"
-_CALL = "LossScaleOptimizer(inner_optimizer, "
-#: What to write for an attribute that is an argument, of an optimizer that exists.
-_INSTEAD = {
-    "loss_scale": ", or optimizer = optimizer.with_loss_scale(...), or, to set the "
-    "value, optimizer.loss_scale.current_loss_scale.assign(...)",
-    "guard": ", or optimizer = optimizer.with_loss_scale(optimizer.loss_scale, "
-    "guard=...)",
-}
 
 
 class LossScaleOptimizer:
@@ -91,7 +78,7 @@ class LossScaleOptimizer:
     iterations: Any
     name: str
     #: These are set in `__dict__`, or Keras would track what is in them.
-    _engine: LossScaleEngine
+    _engine: engines.LossScaleEngine
     _inner_sum: InnerSum
     _given_name: str
     #: Keras 2's own wrapper has it, and programs read it.
@@ -105,7 +92,7 @@ class LossScaleOptimizer:
         for name in ARGUMENTS:
             value = vars(cls).get(name)
             if value is not None and not hasattr(value, "__get__"):
-                refuse_attribute(name, value, _CALL)
+                refuse_attribute(name, value)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
@@ -145,8 +132,8 @@ class LossScaleOptimizer:
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
         # No partial: `copy` would copy the optimizer in it once more, and fail.
         count = lambda: dialect.applied_steps(inner_optimizer)  # noqa: E731
-        engine = EngineOfWrapper(
-            Host(count, unscales_in_apply=dialect.unscales_in_apply),
+        engine = engines.EngineOfWrapper(
+            engines.Host(count, unscales_in_apply=dialect.unscales_in_apply),
             ours["loss_scale"],
             guard=guard,
             communication_dtype=communication_dtype,
@@ -167,11 +154,11 @@ class LossScaleOptimizer:
         sums = engine.communication_dtype is not None
         inner_sum = self._dialect.take(self.inner_optimizer, sums)
         self.__dict__.update(_inner_sum=inner_sum)
-        tracked = {"loss_scale": engine.loss_scale, "guard": engine.guard}
-        for key, each in {**tracked, "faults": engine.record, **engine._saved()}.items():
-            if each is not None:
-                track: Any = self._track_trackable  # type: ignore[attr-defined]
-                track(each, key)
+        tracked = {"loss_scale": engine.loss_scale, "faults": engine.record}
+        tracked.update({} if engine.guard is None else {"guard": engine.guard})
+        track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
+        for key, each in {**tracked, **engine._saved()}.items():
+            track(each, key)
 
     def _own_variables(self) -> Dict[str, Variable]:
         """Returns what files hold of the loss scale and the guard, by name."""
@@ -191,7 +178,7 @@ class LossScaleOptimizer:
         return f"LossScaleOptimizer({', '.join(listed)})"
 
     @property
-    def engine(self) -> LossScaleEngine:
+    def engine(self) -> engines.LossScaleEngine:
         """The `LossScaleEngine` that scales, unscales and decides about steps."""
         return self._engine
 
@@ -288,8 +275,7 @@ class LossScaleOptimizer:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ARGUMENTS and hasattr(type(self), name):
             # Keras 3 would track the value before a property refuses it.
-            instead = _INSTEAD.get(name, "") if "_engine" in vars(self) else ""
-            refuse_attribute(name, value, _CALL, instead)
+            refuse_attribute(name, value)
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
@@ -350,14 +336,14 @@ class LossScaleOptimizer:
         # Or it was written to derive from Keras's own wrapper, and takes its arguments.
         theirs = {*parameters} & {*keras_arguments.OF_THE_SCALE}
         is_ours = "loss_scale" in parameters or not theirs
-        missing = [n for n in others if n not in parameters and (is_ours or n != "name")]
-        if missing and not takes_all:
-            raise TypeError(
-                f"`__init__` of {asked.__name__} must take `{missing[0]}`, got "
-                f"{missing[0]}={arguments.shown(others[missing[0]])} from the optimizer "
-                "that is copied, replaced or loaded. Give it **kwargs, and write "
-                "super().__init__(inner_optimizer, loss_scale, **kwargs)."
-            )
+        for name, value in {} if takes_all else others.items():
+            if name not in parameters and (is_ours or name != "name"):
+                raise TypeError(
+                    f"`__init__` of {asked.__name__} must take `{name}`, got {name}="
+                    f"{arguments.shown(value)} of an optimizer that is copied, "
+                    "replaced or loaded. Give it **kwargs, and write "
+                    "super().__init__(inner_optimizer, loss_scale, **kwargs)."
+                )
         if is_ours:
             return asked(inner, loss_scale, **others)
         resolved: Any = serialization.get(loss_scale)
@@ -408,8 +394,8 @@ class LossScaleOptimizer:
         wrappers.for_optimizer(inner)._dialect.release(inner)
         options = {"guard": guard, "communication_dtype": communication_dtype}
         options["nonfinite_loss"] = nonfinite_loss
-        is_default = (None, "backoff").__contains__
-        others = {n: value for n, value in options.items() if not is_default(value)}
+        defaults = (None, "backoff")
+        others = {n: value for n, value in options.items() if value not in defaults}
         return cls._of(inner, loss_scale, others)
 
     def with_loss_scale(self, loss_scale: Any, *, guard: Any = KEPT) -> Any:

@@ -41,14 +41,17 @@ its losses up, scale_loss(sum(losses.values())), or scale each: \
 ARGUMENTS = ("loss_scale", "guard", "communication_dtype", "nonfinite_loss")
 
 
-def refuse_attribute(name: str, value: Any, call: str, otherwise: str = "") -> None:
-    """Raises: an argument is set as an attribute. `call` is the start of its call."""
+def refuse_attribute(name: str, value: Any) -> None:
+    """Raises: an argument is set as an attribute, of an object or of a class."""
     shown = arguments.shown(value)
-    given = f"{name}={'...' if ' of class ' in shown else shown})"
+    given, instead = "..." if " of class " in shown else shown, ""
+    if name in ("loss_scale", "guard"):
+        instead = ". For another one in a run write optimizer.with_loss_scale(...), to "
+        instead += "set the value optimizer.loss_scale.current_loss_scale.assign(...)"
     raise AttributeError(
         f"`{name}` must be an argument of the constructor, got {shown} for an "
-        f"attribute. Write {call}{given}, in a subclass super().__init__(..., {given}"
-        f"{otherwise}."
+        f"attribute. Write {name}={given} there, in a subclass "
+        f"super().__init__(..., {name}={given}){instead}."
     )
 
 
@@ -167,8 +170,9 @@ class LossScaleEngine(tf.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_none = name == "loss_scale" and not isinstance(value, LossScale)
-        if name in ARGUMENTS and (is_none or name in vars(self)):
-            refuse_attribute(name, value, "LossScaleEngine(")
+        is_set = name in vars(self) or callable(getattr(type(self), name, None))
+        if name in ARGUMENTS and (is_none or is_set):
+            refuse_attribute(name, value)
         super().__setattr__(name, value)
 
     def _count_steps(self) -> None:

@@ -1,9 +1,8 @@
 """What Keras's files and lists of weights hold of a wrapper.
 
-Names and orders are file format: what 3.1.0 has written must load. Each value is found
-by the name of its variable where a route has names: Keras 3's files, the `.h5` files of
-both, and Keras 2's other files since 4.0.0. A list without names must have the length,
-the shapes and the dtypes of one of the lists that the wrapper knows.
+Names and orders are file format: what 3.1.0 has written must load. Most routes have a
+name for each value. A list without names must have the length, shapes and dtypes of one
+that the wrapper knows.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ an .h5 file, and wait until the optimizer is built. Build it, and save again:
     model.optimizer.build(model.trainable_variables)
 """
 NOT_READ = """\
-The state of the optimizer was not read from the file, since the optimizer is not built. \
-Build it, and read the file again:
+The optimizer is not built, so its state was not read. Build it, and read it again:
 
     model.optimizer.build(model.trainable_variables)
 """

@@ -274,9 +274,6 @@ class Keras2Base(LossScaleOptimizer):
         inner = self._dialect.variables_of(self.inner_optimizer)
         return [*inner, *self._own_variables().values()]
 
-    def _listed_variables(self) -> List[Variable]:
-        return self._all_variables()
-
 
 class _Name(str):
     """A class's name, whose `lower()` Keras does not take for its own wrapper's."""
@@ -313,11 +310,11 @@ class _Legacy(Keras2Base):
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
     def variables(self) -> List[Variable]:
-        return self._listed_variables()
+        return self._all_variables()
 
     @property
     def weights(self) -> List[Variable]:
-        return self._listed_variables()
+        return self._all_variables()
 
 
 class _New(Keras2Base):
@@ -355,7 +352,7 @@ class _New(Keras2Base):
 
     @property
     def variables(self) -> Any:
-        return CallableList(self._listed_variables())
+        return CallableList(self._all_variables())
 
     @property
     def _variables(self) -> List[Variable]:
@@ -373,19 +370,16 @@ class _New(Keras2Base):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the inner optimizer's variables as it does, ours by their names."""
-        for number, variable in enumerate(
-            self._dialect.variables_of(self.inner_optimizer)
-        ):
-            store[str(number)] = variable.numpy()
-        for name, variable in self._own_variables().items():
-            store[name] = variable.numpy()
+        inner = self._dialect.variables_of(self.inner_optimizer)
+        for name, variable in [*enumerate(inner), *self._own_variables().items()]:
+            store[str(name)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, or a list of all these values.
 
         3.1.0 writes such lists, and an optimizer without a wrapper its own.
         """
-        own, read = self._own_variables(), {key: store[key] for key in store.keys()}
+        own, read = self._own_variables(), {n: store[n] for n in set(store.keys())}
         files.refuse_holder(read, own)
         values = [read[str(n)][()] for n in range(sum(map(str.isdigit, read)))]
         named = {n: read[n][()] for n in own if n in read}

@@ -253,10 +253,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         waits = not inner.built and self._is_asked_to_build
         if not inner.built and not (waits and all(map(files.is_of_h5, values))):
             inner.set_weights(values)  # Keras's own error
-        for ours in (own,) if waits else (own, {}):
-            listed = [*ours.items(), *files.unnamed(inner.variables)]
-            if waits:  # the rest are slots, which do not exist yet
-                listed[len(own) :] = [(each.name, each) for each in inner.variables]
+        # Slots that do not exist yet have no names to look for.
+        there = [(each.name if waits else "", each) for each in inner.variables]
+        for ours in (own, {}):
+            listed = [*ours.items(), *there]
             if not files.fit(listed, values[: len(listed)] if waits else values):
                 continue
             rest = values[len(ours) :]

@@ -367,7 +367,6 @@ class PendingDivision:
         """
         if self._unscales_itself:
             return None
-        self._refuse_unknown()
         by_default = self._divides_by_default(grads)
         if self.state is None:
             is_scaled = by_default or self.uses.is_scaled

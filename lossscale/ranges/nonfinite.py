@@ -166,7 +166,8 @@ def find_nonfinite(
     inputs.check_finite(x, y, sample_weight)
     of_fit = step.of_fit(keras, model, loss, batch)
     step.build(model, x, of_fit)
-    data = list(filter(tf.is_tensor, tf.nest.flatten(x)))
+    dense = [each for each in tf.nest.flatten(x) if isinstance(each, tf.Tensor)]
+    data = [each for each in dense if each.dtype.is_floating or each.dtype.is_integer]
 
     def run(attempt: Attempt, most: float = float("inf")) -> Step:
         def scale_of(optimizer: Any) -> float:
@@ -297,19 +298,18 @@ class Remedy:
         fault = self._fault
         if fault.dtype not in SIXTEEN_BITS:
             return "", [_WIDE, *said_of_cause(fault)]
-        advice, after = Advice(self._keras, [fault]), None
+        advice = Advice(self._keras, [fault])
+        steps: List[Step] = []
 
         def faults_in(attempt: Attempt) -> List[Fault]:
-            nonlocal after
-            after = None
-            after = self._run(attempt, 1.0)
-            left = first_fault(after)
+            steps.append(self._run(attempt, 1.0))
+            left = first_fault(steps[-1])
             return [left] if left and left.dtype in SIXTEEN_BITS else []
 
         error = advice.complete(Attempt, faults_in)
-        if after is None:
+        if error:
             return str(advice), [_NO_RUN.format(error=error)]
-        left = first_fault(after)
+        left, after = first_fault(steps[-1]), steps[-1]
         if left is None:
             self._is_confirmed = reaches(after, fault)
             return str(advice), [] if self._is_confirmed else [_NO_GRADIENT]

@@ -82,7 +82,7 @@ def _is_legacy(optimizer: Any) -> bool:
 
 
 def _lists_in(optimizer: Any) -> Iterator[Tuple[Any, List[Any]]]:
-    """Yields an optimizer or one within it, and a list or the values of a dict in it."""
+    """Yields an optimizer or one within it, and a list or a dict's values in it."""
     seen: Set[int] = set()
     waiting = [(optimizer, optimizer)]
     while waiting:

@@ -14,15 +14,14 @@ from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Variable
 from lossscale.runtime.saved_models import OnlyInSavedModels
 
-
 #: Says what to do with what 3.1.0 has written of a loss scale that held another one.
 HELD_ANOTHER = """\
 This was written by lossscale 3.1.0 with a loss scale that held another one, as \
-SpikeGuard did. No loss scale holds another one now: a guard stands beside it, and \
-begins anew. Finish this run with lossscale 3.1.0. Or restore the model alone, as \
-load_model(path, compile=False) and tf.train.Checkpoint(model=model) do, and go on with
+SpikeGuard did. No loss scale holds another one now: a guard stands beside it. Finish \
+this run with lossscale 3.1.0. Or restore the model alone, as load_model(path, \
+compile=False) and tf.train.Checkpoint(model=model) do, and go on with
 
-    lossscale.LossScaleOptimizer(inner_optimizer, "dynamic", guard=lossscale.SpikeGuard())
+    lossscale.LossScaleOptimizer(inner, "dynamic", guard=lossscale.SpikeGuard())
 """
 
 

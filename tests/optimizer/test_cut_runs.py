@@ -7,28 +7,19 @@ decides nothing between two steps: the last tests say what that is.
 
 from __future__ import annotations
 
-import copy
-import io
-import json
 import random
-import re
-import warnings
-import zipfile
 
 import golden
-import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 from exact import of_loss
-from limits import IS_NEWEST, skip_without
-from models import inner_variables, scale_state, variable_of
-from routes import ROUTES, backup_and_restore, read_file, there, weights_of, write_file
+from models import inner_variables, variable_of
+from routes import ROUTES, there
 
 from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer, SpikeGuard
 from lossscale.optimizer.pending import StepState
 from lossscale.runtime import keras_versions
-from lossscale.scales.ignored_losses import SINCE_3_1_0
 
 INF, NAN = float("inf"), float("nan")
 #: By letter the input of a step: good, with a bad loss, and one that overflows.
@@ -40,18 +31,19 @@ RUN = "TNTNNNNTNNNTNNNNNTONNNNNN"
 FALLS = [14, 18]
 SCALES = {
     "search": lambda: DynamicLossScale(2.0**4, 1000, search_period=1),
-    "guard": lambda: SpikeGuard(DynamicLossScale(2.0**4, 2, search_period=1), window=4),
+    "guard": lambda: DynamicLossScale(2.0**4, 2, search_period=1),
 }
 
 
 def make(family, scale="search", how="skip"):
     """Returns a model of one weight, 1, that is trained at a rate of 0."""
     optimizer = LossScaleOptimizer(
-        family.optimizers.SGD(0.0), SCALES[scale](), nonfinite_loss=how
+        family.optimizers.SGD(0.0),
+        SCALES[scale](),
+        nonfinite_loss=how,
+        guard=SpikeGuard(window=4) if scale == "guard" else None,
     )
     model = golden.compiled_model(family, optimizer)
-    # Keras 3.15 does not read "mse" in an .h5 file.
-    model.compile(optimizer, loss=family.keras.losses.MeanSquaredError())
     model.set_weights([np.ones([1, 1], np.float32)])
     optimizer.build(model.trainable_variables)
     return model
@@ -101,51 +93,6 @@ def test_a_run_that_is_cut_is_the_run(family, tmp_path, route):
     for number in cuts:
         other = route.read(family, tmp_path / str(number), used)
         assert take(other, RUN[number:]) == whole[number:], number
-
-
-@pytest.mark.slow
-def test_a_run_that_is_cut_goes_on_with_backup_and_restore(family, tmp_path):
-    """Each step is an epoch of `fit`."""
-
-    class Stop(family.keras.callbacks.Callback):
-        def __init__(self, before):
-            super().__init__()
-            self.before, self.seen = before, []
-
-        def on_epoch_begin(self, epoch, logs=None):
-            del logs
-            if epoch == self.before:
-                raise InterruptedError
-
-        def on_epoch_end(self, epoch, logs=None):
-            del epoch, logs
-            self.seen.append(state(self.model))
-
-    def letters(run):
-        for letter in run:
-            yield np.full([1, 1], INPUTS[letter], np.float32), np.zeros([1, 1])
-
-    def fit(model, first, *callbacks):
-        data = tf.data.Dataset.from_generator(
-            lambda: letters(RUN[first:]),
-            output_types=(tf.float32, tf.float32),
-            output_shapes=([1, 1], [1, 1]),
-        )
-        model.fit(
-            data, epochs=25, steps_per_epoch=1, verbose=0, callbacks=list(callbacks)
-        )
-
-    def backup(number):
-        return backup_and_restore(family, tmp_path / f"backup{number}")
-
-    whole = Stop(None)
-    fit(make(family), 0, whole)
-    for cut in (1, 9, 14, 20):
-        with pytest.raises(InterruptedError):
-            fit(make(family), 0, backup(cut), Stop(cut))
-        resumed = Stop(None)
-        fit(make(family), cut, backup(cut), resumed)
-        assert resumed.seen == whole.seen[cut:], cut
 
 
 def gradients(scale, letter):
@@ -229,134 +176,6 @@ def test_a_run_of_an_engine(tmp_path):
         assert take(used, RUN[number:]) == whole[number:]
 
 
-# What older releases wrote, and what they could read
-
-
-def names_in(path):
-    """Returns the names of what a file holds, without numbers of layers."""
-    found = []
-    if path.suffix == ".keras":
-        with zipfile.ZipFile(path) as folder:
-            content = io.BytesIO(folder.read("model.weights.h5"))
-        h5py.File(content, "r").visit(found.append)
-    elif path.suffix == ".h5":
-        h5py.File(path, "r").visit(found.append)
-    else:
-        found = [name for name, _ in tf.train.list_variables(str(path))]
-    return sorted(re.sub(r"dense_[0-9]+", "dense", name) for name in found)
-
-
-def old_files(family):
-    """Returns what 3.0.0 wrote after 30 steps of which it had ignored 3."""
-    folder = golden.DATA / "lossscale-3.0.0-skip" / family.name
-    files = [folder / name for name in golden.MODEL_FILES[family.name]]
-    return [folder / "checkpoint", *files]
-
-
-@pytest.mark.skipif(
-    not IS_NEWEST, reason="older versions of Keras name their own variables otherwise"
-)
-def test_names_in_files_are_those_of_3_0_0_without_skip(family, tmp_path):
-    model = golden.compiled_model(family, golden.wrapped(family))
-    skips = golden.compiled_model(family, golden.skipping(family))
-    for each in (model, skips):
-        each.optimizer.build(each.trainable_variables)
-        each.optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
-
-    def of_ours(names):
-        # A legacy optimizer names its own variables by where it makes them.
-        is_ours = re.compile("_steps|_finite|_scale|_level").search
-        return list(filter(is_ours, names)) if "legacy" in family.name else names
-
-    for old in old_files(family):
-        write_file(model, tmp_path / old.name)
-        assert of_ours(names_in(tmp_path / old.name)) == of_ours(names_in(old))
-        new = tmp_path / f"skip{old.suffix}" / old.name
-        new.parent.mkdir(exist_ok=True)
-        write_file(skips, new)
-        more = set(of_ours(names_in(new))) - set(names_in(old))
-        assert len(more) == len(SINCE_3_1_0), more
-
-
-def fresh_or_used(family, is_used):
-    """Returns a model that has ignored nine bad losses in a row if it is used."""
-    model = golden.compiled_model(family, golden.skipping(family))
-    model.optimizer.build(model.trainable_variables)
-    if is_used:
-        take(model, "NNNNNNNNN")
-        level = model.optimizer.engine._saved()["ignored_loss_level"]
-        assert level.numpy() == 36
-    return model
-
-
-@pytest.mark.every
-@pytest.mark.parametrize(
-    "is_used", [pytest.param(False, marks=pytest.mark.slow), True], ids=["new", "used"]
-)
-@pytest.mark.parametrize("number", range(3), ids=["checkpoint", "first", "second"])
-def test_after_a_file_of_3_0_0_nothing_has_been_ignored(family, number, is_used):
-    if number >= len(old_files(family)):
-        pytest.skip("this Keras writes one file less")
-    path = old_files(family)[number]
-    model = read_file(family, path, fresh_or_used(family, is_used))
-    found = state(model)
-    half = json.loads((path.parent / "expected.json").read_text())["half"]
-    assert golden.state(model, golden.counters(model.optimizer.loss_scale)) == half
-    assert found["skipped_steps:0"] == 3
-    assert found["ignored_loss_steps:0"] == found["ignored_loss_level"] == 0
-    # Nine more are ignored, the tenth is not.
-    scales = [each["current_loss_scale:0"] for each in take(model, "N" * 10)]
-    assert scales == [2.0**32] * 9 + [2.0**31]
-    # That the three were ignored is in no old file: the search has ended.
-    scales = [each["current_loss_scale:0"] for each in take(model, "TTTTT")]
-    assert scales == [2.0**31] * 3 + [2.0**32] * 2
-
-
-def test_lists_of_weights_of_3_0_0(family):
-    """They hold neither the newest variables nor a place for them."""
-    model = fresh_or_used(family, is_used=True)
-    optimizer = model.optimizer
-    listed = list(map(np.array, weights_of(optimizer)))
-    names = [v.name.split(":")[0] for v in optimizer.loss_scale.variables]
-    # Keras 3 lists the loss scale's variables first, Keras 2 last.
-    at = len(names) + 2 if family.name == "keras3" else len(listed)
-    older = [*listed[: at - len(SINCE_3_1_0)], *listed[at:]]
-    optimizer.set_weights(older)
-    found = state(model)
-    assert (found["skipped_steps:0"], found["ignored_loss_steps:0"]) == (9, 0)
-    assert found["ignored_loss_level"] == 0
-    # And the other way round.
-    other = golden.compiled_model(family, golden.wrapped(family))
-    other.optimizer.build(other.trainable_variables)
-    other.optimizer.set_weights(listed)
-    assert scale_state(other.optimizer)["skipped_steps"] == 9
-
-
-@pytest.mark.parametrize("how", [("skip", "backoff"), ("backoff", "skip")], ids=str)
-@pytest.mark.parametrize("route", ["checkpoint", ".weights.h5", "set_weights"])
-def test_a_file_between_runs_with_skip_and_without(family, tmp_path, route, how):
-    route = there(family, route)
-    first, second = (make(family, how=each) for each in how)
-    take(first, "TNNNT")
-    take(second, "TNNNNT")
-    route.write(first, tmp_path / "file")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        route.read(family, tmp_path / "file", second)
-    found, expected = state(second), state(first)
-    newer = {name for name in {*found, *expected} if name.split(":")[0] in SINCE_3_1_0}
-    for name in {*found, *expected} - newer:
-        assert found[name] == expected[name]
-    assert not any(found.get(name) for name in newer)
-
-
-def test_a_copy_has_its_level(family):
-    skip_without("copying", family)
-    optimizer = fresh_or_used(family, is_used=True).optimizer
-    copied = copy.deepcopy(optimizer)
-    assert copied.engine._saved()["ignored_loss_level"].numpy() == 36
-
-
 # What no file holds
 
 
@@ -388,7 +207,12 @@ def test_what_no_file_holds(family):
     with tf.variable_creator_scope(creator):
         scale = SCALES["guard"]()
         both = [
-            LossScaleOptimizer(family.optimizers.SGD(0.5), scale, nonfinite_loss="skip")
+            LossScaleOptimizer(
+                family.optimizers.SGD(0.5),
+                scale,
+                guard=SpikeGuard(window=4),
+                nonfinite_loss="skip",
+            )
             for _ in range(2)
         ]
         variables = [variable_of(family, [1.0]) for _ in both]
@@ -412,7 +236,7 @@ def test_what_no_file_holds(family):
     saved = [*variables]
     for optimizer in both:
         saved += [*inner_variables(optimizer), *optimizer.engine._saved().values()]
-        saved += [*optimizer.loss_scale.variables, optimizer.iterations]
+        saved += [*optimizer.engine._state_variables(), optimizer.iterations]
     for each in saved:
         used.pop(id(keras_versions.tensor_of(each)), None)
     # A checkpoint holds a legacy optimizer's arguments, which are variables, too.

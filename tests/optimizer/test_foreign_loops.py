@@ -359,25 +359,6 @@ def test_an_inner_optimizer_that_was_built_before(family, mode):
     assert_trains(trained, compiled(step, mode), each=1.0)
 
 
-@every_mode
-def test_gradients_that_are_all_new_values(family, mode):
-    """float8 layers hand them over: of such a step the loss scale is told nothing."""
-    skip_without("gradients that are all new values", family)
-    trained = Trained(family)
-    (variable,) = trained.variables
-    variable.overwrite_with_gradient = True
-
-    def step(new):
-        trained.optimizer.scale_loss(tf.constant(1.0))
-        trained.apply([new])
-
-    step = compiled(step, mode)
-    for new in (0.5, INF, 2.0):
-        step(tf.fill([4], new))
-        np.testing.assert_array_equal(variable.numpy(), [new] * 4)
-    assert trained.state()[0] == S
-
-
 # Copies, and bounds.
 
 

@@ -182,6 +182,7 @@ QUICK = ("checkpoint", "set_weights")
 
 
 @pytest.mark.every
+@pytest.mark.peer_defect(12)
 @pytest.mark.parametrize(
     "route",
     [pytest.param(r, marks=[pytest.mark.slow] * (r not in QUICK)) for r in ROUTES],

@@ -178,20 +178,40 @@ def test_weights_are_the_inner_optimizers_and_the_loss_scales(wrapped):
             LossScaleOptimizer(bare, 8.0).set_weights(weights)
 
 
-def test_a_file_may_lack_the_loss_scale(generation, wrapped):
-    inner = wrapped.optimizer.inner_optimizer
+def test_a_file_holds_ours_by_their_names(generation, wrapped):
+    optimizer, inner = wrapped.optimizer, wrapped.optimizer.inner_optimizer
     if not hasattr(inner, "load_own_variables") or is_legacy(wrapped):
         pytest.skip("only new optimizers of later versions have stores")
-    own = len(wrapped.optimizer.loss_scale.variables)
     wrapped.step(0.5)
     wrapped.step(INF)
-    store = dict(enumerate(wrapped.optimizer.get_weights()))
-    # What it lacks -> the loss scale and `iterations`. Keras refuses another number.
-    for lacks, scale, steps in ((0, 4.0, 1), (1, 4.0, 1), (own, 8.0, 1), (2, 8.0, 0)):
+    store, own = {}, len(optimizer.loss_scale.variables)
+    optimizer.save_own_variables(store)
+    values = optimizer.get_weights()
+    of_3_1_0 = {str(i): v for i, v in enumerate(values)}
+    of_bare = {str(i): v for i, v in enumerate(values[:-own])}
+    store = {name: np.array(value) for name, value in store.items()}
+    with_more = {**store, "guard_limit": np.float32(3)}
+    with_less = {name: v for name, v in store.items() if name != "good_steps"}
+    #: What a file holds -> the loss scale and `iterations`.
+    for held, scale, steps in (
+        (store, 4.0, 1),
+        (with_more, 4.0, 1),
+        (with_less, 4.0, 1),
+        (of_3_1_0, 4.0, 1),
+        (of_bare, 8.0, 1),
+    ):
         other = Wrapped(generation)
-        held = {str(i): v for i, v in store.items() if i < len(store) - lacks}
-        other.optimizer.load_own_variables(held)
+        other.optimizer.load_own_variables({n: np.array(v) for n, v in held.items()})
         assert other.state() == (8.0, scale, steps)
+    for wrong in (
+        {**of_3_1_0, str(len(values)): np.int64(7)},
+        {n: v for n, v in of_3_1_0.items() if n != str(len(values) - 1)},
+        {**store, "current_loss_scale": np.ones([2], np.float32)},
+    ):
+        other = Wrapped(generation)
+        with pytest.raises(ValueError, match="`weights` must be the"):
+            other.optimizer.load_own_variables(wrong)
+        assert other.state() == (8.0, 8.0, 0)
 
 
 def test_hyperparameters_are_the_inner_optimizers(wrapped):
@@ -233,12 +253,12 @@ def test_a_state_that_does_not_fit_is_an_error(generation, tmp_path):
     def inner():
         return generation.optimizers.SGD(1.0)
 
-    first = LossScaleOptimizer(inner(), SpikeGuard(64.0, window=8))
+    first = LossScaleOptimizer(inner(), guard=SpikeGuard(window=8))
     path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "checkpoint"))
     second = inner()
     tf.train.Checkpoint(optimizer=second).read(path)
     with pytest.raises(ValueError, match=r"[Ss]hape"):
-        LossScaleOptimizer(second, SpikeGuard(64.0, window=16))
+        LossScaleOptimizer(second, guard=SpikeGuard(window=16))
 
 
 def test_a_config_makes_the_same_kind_again(generation, wrapped):

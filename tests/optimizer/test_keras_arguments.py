@@ -217,7 +217,7 @@ def test_a_name_is_a_name_in_any_order(family, arguments):
         (
             given(dynamik=True),
             TypeError,
-            "`dynamik` .*one of .*communication_dtype, got",
+            "`dynamik` .*one of .*communication_dtype, guard.*, got",
         ),
     ],
     ids=str,

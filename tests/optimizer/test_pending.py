@@ -229,15 +229,6 @@ def test_a_scale_that_is_logged_after_a_loop_unscaled_is_not_told(trained):
     assert trained.subtracted() == 2.5
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_what_is_clipped_while_it_is_scaled_is_told_once(trained, mode):
-    step = compiled(lambda: trained.apply(clip(trained.scaled(0.5))), mode)
-    with warned(1):
-        step()
-    with warned(0):
-        step()
-
-
 def test_it_is_in_no_checkpoint_and_in_no_list_of_variables(trained, tmp_path):
     trained.apply(trained.unscaled(0.5))
     optimizer = trained.optimizer
@@ -391,15 +382,6 @@ def test_a_function_returns_them_and_their_norm_is_asked(trained, way, asks, app
 
 
 @pytest.mark.smoke
-def test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it(trained):
-    with warned(0):
-        grads = tf.function(trained.scaled)(0.5)
-        norm_of(trained, grads)
-        trained.apply([2.0 * grad for grad in grads])
-    assert trained.subtracted() == 1.0
-
-
-@pytest.mark.smoke
 @pytest.mark.parametrize("both", [True, False])
 def test_one_unscales_a_list_of_which_the_other_applies_a_part(pair, both):
     """If it never scaled a loss of its own, nobody can know that: it is told."""
@@ -431,17 +413,6 @@ def test_the_loss_scale_unscales_for_one_of_two_that_wait(pair, is_seen):
     with heard():
         b.apply(of_b)
     assert (a.subtracted(), b.subtracted()) == (0.5, 0.25)
-
-
-@pytest.mark.smoke
-def test_the_loss_scale_unscales_for_the_one_that_waits(pair):
-    a, b = pair
-    with warned(0):
-        for each in (a, b, a):
-            grads = tf.function(each.scaled)(0.5)
-            grads = tf.function(each.optimizer.loss_scale.unscale)(grads)
-            tf.function(each.apply)(grads)
-    assert (a.subtracted(), b.subtracted()) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])
@@ -537,17 +508,6 @@ def test_a_division_by_hand_in_a_branch(family, is_outside, is_fixed):
     assert trained.subtracted() == (0.5 if is_outside else 0.5 / S)
 
 
-def test_clipping_scaled_gradients_in_a_branch_is_told(trained):
-    @tf.function
-    def step(is_true):
-        (grad,) = trained.scaled(0.5)
-        trained.apply([tf.cond(is_true, lambda: clip([grad])[0], lambda: grad)])
-
-    with warned(1):
-        step(tf.constant(True))
-    assert trained.subtracted() == 1.0 / S
-
-
 def test_each_of_two_optimizers_is_told_by_what_it_trains(family):
     told = []
     for name in ("generator", "critic"):
@@ -577,26 +537,6 @@ def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path)
     (message,) = told
     assert "The loss was never scaled" in message
     assert again.subtracted() == (0.5 if way == "unscaled" else 0.5 * S)
-
-
-def test_each_of_two_unscales_in_a_function_before_both_apply(pair):
-    a, b = pair
-    with warned(0):
-        of_a, of_b = (tf.function(each.unscaled)(0.5) for each in (a, b))
-        tf.function(a.apply)(of_a)
-        tf.function(b.apply)(of_b)
-    assert a.subtracted() == b.subtracted() == 0.5
-
-
-def test_scaled_gradients_wait_while_another_moves_the_loss_scale(pair):
-    a, b = pair
-    scale = a.optimizer.loss_scale.current_loss_scale
-    with warned(0):
-        waiting = tf.function(a.scaled)(0.5)
-        scale.assign(4.0 * S)
-        b.apply(tf.function(b.scaled)(0.5))
-        tf.function(a.apply)(waiting)
-    assert a.subtracted() == b.subtracted() == 0.5
 
 
 @pytest.mark.parametrize("within", ["function", "branch"])

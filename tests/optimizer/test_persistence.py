@@ -8,7 +8,6 @@ import sys
 import textwrap
 import warnings
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from every_loss_scale import PAGE
@@ -160,19 +159,6 @@ def test_a_registered_class_needs_none(family):
         assert home.get_registered_name(cls) == f"lossscale>{cls.__name__}"
 
 
-@pytest.mark.every
-@pytest.mark.peer_defect(12)
-def test_a_keras_file_holds_everything(family, trained, tmp_path):
-    skip_without("an optimizer in a .keras file", family)
-    model, x, y = trained
-    path = str(tmp_path / "model.keras")
-    model.save(path)
-    other = family.keras.models.load_model(path)
-    assert type(other.optimizer) is type(model.optimizer)
-    assert other.optimizer.get_config() == model.optimizer.get_config()
-    assert_goes_on_equally(model, other, x, y)
-
-
 @pytest.mark.slow
 def test_a_keras_file_loads_where_only_lossscale_was_imported(
     family, trained, tmp_path
@@ -258,36 +244,6 @@ def test_a_true_warning_of_weights_stays(family, written_bare, tmp_path):
     assert built.optimizer.iterations.numpy() == 1
 
 
-def test_slots_in_a_file_are_not_taken_for_the_state_of_bad_losses(
-    family, rng, tmp_path
-):
-    """A file has no names, and an unbuilt optimizer of three slots lacks as many."""
-    skip_without("an optimizer in a .weights.h5 file", family)
-    if family.name != "keras2-new":
-        pytest.skip("the files of others have names")
-    path = str(tmp_path / "model.weights.h5")
-
-    def three_weights():
-        layers = [family.keras.layers.Dense(1, use_bias=False) for _ in range(3)]
-        model = family.keras.Sequential([family.keras.Input((6,)), *layers])
-        inner = family.optimizers.SGD(0.05, momentum=0.9)
-        model.compile(LossScaleOptimizer(inner), loss="mse")
-        return model
-
-    x, y = data(rng, 16)
-    written, read = three_weights(), three_weights()
-    train(written, x, y, "TTF")
-    written.save_weights(path)
-    before = scale_state(read.optimizer)
-    read.load_weights(path)  # Keras leaves the optimizer out, and logs that
-    assert scale_state(read.optimizer) == before
-    assert read.optimizer.iterations.numpy() == 0
-    train(read, x, y, "T")
-    read.load_weights(path)
-    assert scale_state(read.optimizer) == scale_state(written.optimizer)
-    assert read.optimizer.iterations.numpy() == 2
-
-
 def schedule_of(family):
     """Returns a registered learning rate schedule of the user's."""
     schedules, utils = family.keras.optimizers.schedules, family.keras.utils
@@ -353,19 +309,6 @@ def test_a_variable_that_a_loss_scale_creates_later_is_saved(family, rng, tmp_pa
     first.save_weights(path)
     second.load_weights(path)
     assert second.optimizer.loss_scale.later.numpy() == 3.0
-
-
-def test_weights_can_be_got_and_set(family, trained):
-    model, x, y = trained
-    other = regression(family, with_other_arguments(family))
-    train(other, x, y, "T")
-    other.set_weights(model.get_weights())
-    if family.name == "keras3":
-        found = [np.array(v.numpy()) for v in model.optimizer.variables]
-    else:
-        found = model.optimizer.get_weights()
-    other.optimizer.set_weights(found)
-    assert_goes_on_equally(model, other, x, y)
 
 
 def test_a_loss_scale_made_in_a_scope_is_checkpointed(mirrored, tmp_path):

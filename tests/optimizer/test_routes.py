@@ -1,6 +1,6 @@
-"""Every route to disk: a run that is saved and resumed ends as one that never stopped.
+"""Routes of `fit`: a run that is saved and resumed ends as one that never stopped.
 
-A run of four epochs is interrupted after two, when every route has written it. What is
+A run of four epochs is interrupted after two, when each route has written it. What is
 read back and trained for the other two must end in the same bits: weights, slots, the
 loss scale, its counters. At the interruption good steps, bad steps and skipped steps
 are all under way.
@@ -18,7 +18,7 @@ from routes import backup_and_restore
 
 from lossscale import LossScaleOptimizer
 
-#: tf.train.Checkpoint and .keras files are in test_persistence.py, on every version.
+#: Files that a program writes itself are in test_histories.py and test_cut_runs.py.
 pytestmark = pytest.mark.slow
 
 
@@ -38,18 +38,6 @@ def name_of_weights(family):
     return "each.weights.h5" if family.name == "keras3" else "each"
 
 
-def write_all(family, model, folder):
-    """Writes a model by each route that is no callback."""
-    manager(model, folder).save()
-    model.save(str(folder / "m.h5"))
-    model.save_weights(str(folder / "m.weights.h5"))
-    if family.name == "keras3":
-        tf.saved_model.save(model, str(folder / "saved"))
-    else:
-        model.save(str(folder / "saved"), save_format="tf")
-        model.save_weights(str(folder / "weights"))
-
-
 @pytest.fixture(scope="module")
 def saved(family, tmp_path_factory):
     """Returns where half of a run is written by every route, and its end's state."""
@@ -61,7 +49,7 @@ def saved(family, tmp_path_factory):
         def on_epoch_begin(self, epoch, logs=None):
             del logs
             if epoch == HALF:
-                write_all(family, self.model, folder)
+                manager(self.model, folder).save()
                 half.update(scale_state(self.model.optimizer))
                 raise InterruptedError
 
@@ -90,19 +78,8 @@ def read_newest(family, folder):
     return model
 
 
-def read_savedmodel(family, folder):
-    variables = str(folder / "saved" / "variables" / "variables")
-    if family.name == "keras3":
-        model = fresh(family)
-        tf.train.Checkpoint(model).read(variables).expect_partial()
-    else:
-        model = family.keras.models.load_model(str(folder / "saved"))
-        model.load_weights(variables).expect_partial()
-    return model
-
-
-def read_weights(family, path, built=True):
-    model = fresh(family, built)
+def read_weights(family, path):
+    model = fresh(family, built=True)
     model.load_weights(str(path))
     return model
 
@@ -110,20 +87,6 @@ def read_weights(family, path, built=True):
 #: Route -> (the feature in limits.py, how to read it).
 ROUTES = {
     "manager, after build": (None, read_newest),
-    ".h5": (
-        "an optimizer in an .h5 file",
-        lambda f, d: f.keras.models.load_model(str(d / "m.h5")),
-    ),
-    "SavedModel": (None, read_savedmodel),
-    ".weights.h5": (
-        "an optimizer in a .weights.h5 file",
-        lambda f, d: read_weights(f, d / "m.weights.h5"),
-    ),
-    "weights, before build": (
-        "weights in TensorFlow's format",
-        lambda f, d: read_weights(f, d / "weights", built=False),
-    ),
-    # .keras files
     "ModelCheckpoint": (
         "an optimizer in a .keras file",
         lambda f, d: f.keras.models.load_model(str(d / "each.keras")),

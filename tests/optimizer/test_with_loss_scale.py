@@ -9,14 +9,12 @@ from exact import START, S, Trained, heard, warned
 from limits import skip_without
 from models import (
     assert_same,
-    checkpoint_of,
     compiled,
     compiled_by,
     data,
     regression,
     scale_state,
     training_state,
-    whole_state,
     with_infinity,
 )
 from strategies import agreed, last_replica_gets
@@ -25,6 +23,7 @@ from lossscale import (
     DynamicLossScale,
     FixedLossScale,
     HeadroomLossScale,
+    LossScaleEngine,
     LossScaleOptimizer,
     SpikeGuard,
 )
@@ -39,10 +38,10 @@ def frozen(optimizer):
     return FixedLossScale(float(optimizer.loss_scale), skip_nonfinite=True)
 
 
-def replaced(trained, loss_scale):
+def replaced(trained, loss_scale, **guard):
     """Gives a `Trained` the optimizer with another loss scale. Returns the old one."""
     old = trained.optimizer
-    trained.optimizer = old.with_loss_scale(loss_scale)
+    trained.optimizer = old.with_loss_scale(loss_scale, **guard)
     return old
 
 
@@ -192,21 +191,81 @@ def test_the_old_one_takes_no_step(trained):
 # What stands on a loss scale, or beside one.
 
 
-def test_a_guard_around_the_old_one_goes_on_with_its_state(family):
+def test_a_guard_is_handed_on_with_its_state(family):
     trained = Trained(family, DynamicLossScale(64.0, 3))
     for factor in (0.5, INF, 0.5, 0.5):
         trained.apply(trained.scaled(factor))
-    old = replaced(trained, SpikeGuard(trained.optimizer.loss_scale, window=2))
-    guard = trained.optimizer.loss_scale
-    assert guard.loss_scale is old.loss_scale
+    scale, guard = trained.optimizer.loss_scale, SpikeGuard(window=2)
+    replaced(trained, scale, guard=guard)
     for factor in (0.5, 0.5, 2.0**9):
         trained.apply(trained.scaled(factor))
-    assert float(guard) == 64.0  # 32, and the third good step in a row
+    assert float(scale) == 64.0  # 32, and the third good step in a row
     assert trained.subtracted() == 2.5
     assert trained.optimizer.last_spike().largest == 2.0**9
-    replaced(trained, guard.loss_scale)  # and without it again
+    replaced(trained, 8.0, guard=None)  # a number, which checks nothing
     trained.apply(trained.scaled(2.0**9))
     assert trained.subtracted() == 2.5 + 2.0**9
+    replaced(trained, DynamicLossScale(16.0), guard=guard)
+    replaced(trained, scale)
+    assert trained.optimizer.guard is guard
+    trained.apply(trained.scaled(2.0**9))  # the second spike in a row
+    assert int(guard.above_in_a_row.numpy()) == 2
+    assert trained.subtracted() == 2.5 + 2.0**9
+
+
+def test_a_new_guard_begins_in_its_initial_state_whatever_was_read(family, tmp_path):
+    """And after guard=None no file has one."""
+
+    def made(guard):
+        inner = family.optimizers.SGD(1.0)
+        return LossScaleOptimizer(inner, DynamicLossScale(8.0), guard=guard)
+
+    def written(optimizer):
+        path = str(tmp_path / "checkpoint")
+        return tf.train.Checkpoint(optimizer=optimizer).write(path)
+
+    used = made(SpikeGuard(window=2))
+    used.guard.spikes.assign(7)
+    path, optimizer = written(used), made(None)
+    tf.train.Checkpoint(optimizer=optimizer).read(path).expect_partial()
+    for window in (2, 3):
+        guard = SpikeGuard(window=window)
+        optimizer = optimizer.with_loss_scale(DynamicLossScale(), guard=guard)
+        assert int(optimizer.guard.spikes.numpy()) == 0
+    optimizer = optimizer.with_loss_scale("dynamic", guard=None)
+    names = [name for name, _ in tf.train.list_variables(written(optimizer))]
+    assert not [name for name in names if "guard" in name or "spikes" in name]
+    assert any("loss_scale/skipped_steps" in name for name in names)
+
+
+class Narrow(LossScaleOptimizer):
+    """Hands on no other arguments."""
+
+    def __init__(self, inner_optimizer, loss_scale="dynamic", name=None):
+        super().__init__(inner_optimizer, loss_scale, name)
+
+
+class NarrowOfKeras2(LossScaleOptimizer):
+    """As programs derive from Keras 2's wrapper."""
+
+    def __init__(self, inner_optimizer, dynamic=True, initial_scale=None):
+        super().__init__(inner_optimizer, dynamic, initial_scale)
+
+
+@pytest.mark.parametrize("cls", [Narrow, NarrowOfKeras2])
+def test_a_class_that_hands_no_arguments_on_is_told_what_to_write(family, cls):
+    optimizer = cls(family.optimizers.SGD(1.0))
+    told = rf"`__init__` of {cls.__name__} must take `guard`.*\*\*kwargs\)"
+    with pytest.raises(TypeError, match=told):
+        optimizer.with_loss_scale("dynamic", guard=SpikeGuard())
+    config = {**optimizer.get_config(), "guard": SpikeGuard()}
+    with pytest.raises(TypeError, match=told):
+        cls.from_config(config)
+    optimizer.loss_scale.skipped_steps.assign(3)
+    scale = DynamicLossScale()  # what was refused has changed nothing
+    scale.good_steps.assign(5)
+    other = optimizer.with_loss_scale(scale)
+    assert (type(other), int(other.dynamic_counter)) == (type(optimizer), 5)
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("eager", None), ("graph", "float16")])
@@ -237,60 +296,6 @@ def test_on_two_replicas_outside_of_the_scope(family, mirrored, mode, dtype):
     assert len(trained.optimizer.nonfinite_gradients()) == 1
 
 
-# Files: checkpoints before and after, and those of a Keras.
-
-
-def fitted(family, rng):
-    x, y = data(rng, 16)
-    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
-    model = regression(family, optimizer, run_eagerly=True)
-    model.train_on_batch(x, y)
-    return model, x, y
-
-
-def compiled_with(model, loss_scale):
-    new = model.optimizer.with_loss_scale(loss_scale)
-    model.compile(new, "mse", run_eagerly=True)
-    return model
-
-
-def test_a_checkpoint_of_it_is_whole(family, rng, tmp_path):
-    model, x, y = fitted(family, rng)
-    compiled_with(model, HeadroomLossScale(64.0))
-    model.train_on_batch(with_infinity(x), y)
-    model.train_on_batch(x, y)
-    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-    fresh = LossScaleOptimizer(family.optimizers.Adam(0.05), HeadroomLossScale())
-    again = compiled_with(fitted(family, rng)[0], HeadroomLossScale())
-    for other in (regression(family, fresh, run_eagerly=True), again):
-        status = checkpoint_of(other).read(path)
-        assert scale_state(other.optimizer) == scale_state(model.optimizer)
-        other.train_on_batch(x, y)
-        status.assert_consumed()
-    model.train_on_batch(x, y)
-    assert_same(whole_state(model), whole_state(again))
-
-
-def test_a_file_of_keras(family, rng, tmp_path):
-    skip_without("an optimizer in a .keras file", family)
-    model, x, y = fitted(family, rng)
-    compiled_with(model, SpikeGuard(DynamicLossScale(64.0, 2), window=3))
-    model.train_on_batch(x, y)
-    path = str(tmp_path / "model.keras")
-    model.save(path)
-    other = family.keras.models.load_model(path)
-    other.run_eagerly = True  # files do not hold it
-    for _ in range(2):
-        states = [
-            [v.numpy() for v in each.optimizer.loss_scale.variables]
-            for each in (model, other)
-        ]
-        assert_same(*states)
-        assert_same(training_state(other), training_state(model))
-        for each in (model, other):
-            each.train_on_batch(x, y)
-
-
 # What is refused changes nothing: the old one goes on.
 
 
@@ -314,14 +319,6 @@ def test_what_is_no_loss_scale(trained, loss_scale, error, message):
         LossScaleOptimizer(trained.optimizer.inner_optimizer)
 
 
-def test_one_that_checks_no_sum_of_float16(family):
-    optimizer = LossScaleOptimizer(
-        family.optimizers.SGD(1.0), communication_dtype="float16"
-    )
-    with pytest.raises(ValueError, match="communication_dtype"):
-        optimizer.with_loss_scale(8.0)
-
-
 def test_in_a_graph(trained):
     replace = tf.function(lambda: trained.optimizer.with_loss_scale(2.0) and None)
     with pytest.raises(RuntimeError, match="`with_loss_scale` must be called eag"):
@@ -330,9 +327,36 @@ def test_in_a_graph(trained):
     assert trained.subtracted() == 0.5
 
 
-@pytest.mark.parametrize("value", [8.0, FixedLossScale(8.0)])
-def test_as_an_attribute(trained, value):
-    before = trained.optimizer.loss_scale
-    with pytest.raises(AttributeError, match=r"optimizer\.with_loss_scale\(\.\.\."):
-        trained.optimizer.loss_scale = value
-    assert trained.optimizer.loss_scale is before
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss_scale", "dynamic"),
+        ("loss_scale", FixedLossScale(8.0)),
+        ("guard", SpikeGuard()),
+        ("communication_dtype", "float16"),
+        ("nonfinite_loss", "skip"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_set_as_an_attribute(trained, name, value):
+    """What was forgotten is named: an argument, or the call of `super().__init__`."""
+    optimizer, engine = trained.optimizer, LossScaleEngine()
+    before, inner = getattr(optimizer, name), type(optimizer.inner_optimizer)
+    told = (
+        rf"`{name}` must be an argument.*Write {name}=.*, in a subclass super\(\)\.__"
+    )
+    told += r".*optimizer\.with_loss_scale\(" if name in ("loss_scale", "guard") else ""
+
+    class Early(LossScaleOptimizer):
+        def __init__(self, _):
+            setattr(self, name, value)
+
+    for act in (
+        lambda: setattr(optimizer, name, value),
+        lambda: Early(inner(1.0)),
+        lambda: type("Of", (LossScaleOptimizer,), {name: value}),
+        lambda: setattr(engine, name, value),
+    ):
+        with pytest.raises(AttributeError, match=told):
+            act()
+    assert getattr(optimizer, name) == before

@@ -31,94 +31,72 @@ def gather(vector):
     return hvd.allgather(vector[tf.newaxis])
 
 
-def loss_of(ours, x):
-    return tf.reduce_sum(ours.weight * x)
-
-
-def differentiate(ours, x, **options):
-    """Returns the scaled gradients: of all ranks if there are options, else its own."""
+def own(ours, x, **options):
+    """Returns the scaled gradients of this rank; with options, of all ranks."""
     with tf.GradientTape() as tape:
-        scaled = ours.scale(loss_of(ours, x))
+        scaled = ours.scale(tf.reduce_sum(ours.weight * x))
     tape = hvd.DistributedGradientTape(tape, **options) if options else tape
     return tape.gradient(scaled, [ours.weight])
+
+
+def mean(ours, x, **options):
+    return own(ours, x, op=hvd.Average, **options)
+
+
+def rows(ours, x, **options):
+    with tf.GradientTape() as tape:
+        scaled = ours.scale(tf.reduce_sum(tf.gather(ours.weight, [0, 1]) * x))
+    tape = hvd.DistributedGradientTape(tape, **options)
+    ours.apply(tape.gradient(scaled, [ours.weight]))
 
 
 def clip(grads):
     return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
 
-# The programs: a step of one rank, whose own true gradient is `x`.
-
-
-def tape(ours, x, **options):
-    ours.apply(differentiate(ours, x, op=hvd.Average, **options))
-
-
-def tape_unscale(ours, x):
-    ours.apply(ours.unscale(differentiate(ours, x, op=hvd.Average)))
-
-
-def tape_unscale_clip(ours, x):
-    ours.apply(clip(ours.unscale(differentiate(ours, x, op=hvd.Average))))
-
-
-def sum_by_hand(ours, x):
-    ours.apply(hvd.grouped_allreduce(differentiate(ours, x)))
-
-
-def unscale_sum(ours, x):
-    ours.apply(hvd.grouped_allreduce(ours.unscale(differentiate(ours, x))))
-
-
-def unscale_clip_sum(ours, x):
-    """Hides an overflow of one rank from the others: they need to agree."""
-    ours.apply(hvd.grouped_allreduce(clip(ours.unscale(differentiate(ours, x)))))
-
-
-def rows(ours, x, sparse_as_dense=False):
-    with tf.GradientTape() as tape:
-        scaled = ours.scale(tf.reduce_sum(tf.gather(ours.weight, [0, 1]) * x))
-    tape = hvd.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense)
-    ours.apply(tape.gradient(scaled, [ours.weight]))
-
-
 def two_batches(ours, x):
-    halves = [ours.unscale(differentiate(ours, x / 2.0)) for _ in range(2)]
+    halves = [ours.unscale(own(ours, x / 2.0)) for _ in range(2)]
     ours.apply(hvd.grouped_allreduce([sum(pair) for pair in zip(*halves)]))
-
-
-def in_a_function(ours, x):
-    grads = tf.function(lambda: differentiate(ours, x, op=hvd.Average))()
-    tf.function(ours.apply)(grads)
 
 
 def in_a_loop(ours, x):
     def turn(i):
-        tape_unscale(ours, x)
+        ours.apply(ours.unscale(mean(ours, x)))
         return [i + 1]
 
     tf.while_loop(lambda i: i < 1, turn, [0])
 
 
 def minimize(ours, x):
-    ours.optimizer.minimize(lambda: loss_of(ours, x), [ours.variable])
+    loss = lambda: tf.reduce_sum(ours.weight * x)  # noqa: E731
+    ours.optimizer.minimize(loss, [ours.variable])
 
 
-minimize.wrap = hvd_keras.DistributedOptimizer
-fp16 = partial(tape, compression=hvd.Compression.fp16)
-eagerly = partial(tape_unscale)
-eagerly.eager = True
-#: The programs that unscale each rank's own gradients.
-OWN = {"unscale_sum": unscale_sum, "unscale_clip_sum": unscale_clip_sum}
-OWN["two_batches"] = two_batches
-SUMMED = {
-    **{each.__name__: each for each in (tape, tape_unscale, tape_unscale_clip)},
-    **{each.__name__: each for each in (sum_by_hand, rows, in_a_function, in_a_loop)},
-    "fp16": fp16,
-    "eagerly": eagerly,
-    "minimize": minimize,
-    "rows_as_dense": partial(rows, sparse_as_dense=True),
+both = hvd.grouped_allreduce
+#: The programs that unscale each rank's own gradients: a step of one rank, whose own
+#: true gradient is `x`. The second one hides an overflow from the other rank.
+OWN = {
+    "unscale, sum": lambda o, x: o.apply(both(o.unscale(own(o, x)))),
+    "unscale, clip, sum": lambda o, x: o.apply(both(clip(o.unscale(own(o, x))))),
+    "two batches": two_batches,
 }
+SUMMED = {
+    "tape": lambda o, x: o.apply(mean(o, x)),
+    "tape, unscale": lambda o, x: o.apply(o.unscale(mean(o, x))),
+    "tape, unscale, clip": lambda o, x: o.apply(clip(o.unscale(mean(o, x)))),
+    "fp16": lambda o, x: o.apply(mean(o, x, compression=hvd.Compression.fp16)),
+    "by hand": lambda o, x: o.apply(both(own(o, x))),
+    "rows": rows,
+    "rows, dense": partial(rows, sparse_as_dense=True),
+    "in functions": lambda o, x: tf.function(o.apply)(
+        tf.function(lambda: mean(o, x))()
+    ),
+    "in a loop": in_a_loop,
+    "eager": lambda o, x: o.apply(o.unscale(mean(o, x))),
+    "minimize": minimize,
+}
+#: Those that each Keras runs, too.
+OF_KERAS = {"tape", "minimize", "rows", "unscale, clip, sum"}
 #: A step: the true gradient of each rank. 1e38 overflows once it is scaled, but the
 #: loss is finite.
 GOOD, OTHER = ([2.0, 0.5], [-1.0, 0.25]), ([0.5, 0.5], [0.25, -2.0])
@@ -141,11 +119,9 @@ def expected(steps, options, name):
     weight, scale, good, skipped = np.float64(START), 64.0, 0, 0
     for step in steps:
         grads = np.float64(step)
-        if name == "unscale_clip_sum":
-            grads = np.clip(grads, -1.0, 1.0)
+        grads = np.clip(grads, -1.0, 1.0) if name == "unscale, clip, sum" else grads
         mean = grads.mean(axis=0)
-        if name == "tape_unscale_clip":
-            mean = np.clip(mean, -1.0, 1.0)
+        mean = np.clip(mean, -1.0, 1.0) if name == "tape, unscale, clip" else mean
         if step in (GOOD, OTHER):
             weight, good = weight - RATE * mean, good + 1
             if good == 2:
@@ -154,28 +130,31 @@ def expected(steps, options, name):
         skipped += 1
         # A rank's own overflow is seen only if its own gradients were, in one list. In
         # another function than that of the loss nobody knows the loss.
-        is_seen = name in OWN and name != "two_batches"
+        is_seen = name in OWN and name != "two batches"
         is_bad_loss = step == BAD_LOSS or (step == BOTH and not is_seen)
-        if not (is_bad_loss and options) or name == "in_a_function":
+        if not (is_bad_loss and options) or name == "in functions":
             scale, good = scale / 2.0, 0
     return weight.tolist(), [scale, skipped, len(steps) - skipped]
 
 
 def case(make, family, name, program, steps, options, agreed):
     options = {**options, "gather": gather} if agreed else options
-    if hasattr(program, "wrap"):
-        options = {**options, "wrap": program.wrap}
+    if name == "minimize":
+        options = {**options, "wrap": hvd_keras.DistributedOptimizer}
     ours = make(DynamicLossScale(64.0, increment_period=2), family, **options)
-    step = partial(program, ours)
-    if not hasattr(program, "eager"):
+
+    def step(x):
+        program(ours, x)  # it may return an operation
+
+    if name != "eager":
         step = tf.function(step, autograph=False)
     try:
         step(tf.constant(steps[0][hvd.rank()]))
     except ValueError as error:
         assert ours.state() == (START, [64.0, 0.0, 0.0])
         return str(error)
-    for both in steps[1:]:
-        step(tf.constant(both[hvd.rank()]))
+    for ranks in steps[1:]:
+        step(tf.constant(ranks[hvd.rank()]))
     reports = [ours.engine.nonfinite_loss(), len(ours.engine.nonfinite_gradients())]
     return [*ours.state(), reports], [*expected(steps, options, name)]
 
@@ -192,7 +171,7 @@ def fit(family, steps, options, agreed):
     model.compile(optimizer, loss=lambda _, y: tf.reduce_sum(y))
     model.set_weights([np.float32(START)[:, None] * (1 + hvd.rank())])
     callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
-    x = np.float32([both[hvd.rank()] for both in steps])
+    x = np.float32([ranks[hvd.rank()] for ranks in steps])
     try:
         quiet = {"batch_size": 1, "shuffle": False, "verbose": 0}
         model.fit(x, x[:, :1], callbacks=[callback], **quiet)
@@ -213,7 +192,7 @@ def refusals():
     def wrong_shape(gather):
         one = ByEngine(DynamicLossScale(64.0), gather=gather)
         try:
-            tf.function(partial(tape, one))(shape)
+            tf.function(partial(SUMMED["tape"], one))(shape)
         finally:
             assert one.state() == (START, [64.0, 0.0, 0.0])
 
@@ -261,7 +240,7 @@ def largest():
     scale = lossscale.HeadroomLossScale(2.0**10, half_life=1e4)
     guard = lossscale.SpikeGuard(window=4, threshold=8.0)
     ours = ByEngine(scale, guard=guard, gather=gather)
-    step, seen = tf.function(partial(unscale_sum, ours), autograph=False), []
+    step, seen = tf.function(partial(OWN["unscale, sum"], ours), autograph=False), []
     for largest in (1.0, 2.0, 1.0, 2.0, 4096.0, 1.0):
         step(tf.constant([0.5, largest if hvd.rank() else 0.25]))
         seen.append([float(scale.last_largest.numpy()), *ours.state()[1]])
@@ -280,13 +259,13 @@ def main():
             if name == "minimize" if family is None else name not in few:
                 continue
             for what, happens in HAPPENS.items():
-                if name == "unscale_clip_sum" and what == "an overflow":
+                if name == "unscale, clip, sum" and what == "an overflow":
                     continue  # what the page warns of: the ranks do not agree
                 answer = case(make, family, name, program, *happens)
-                cases[f"{kind}, {name}, {what}"] = answer
+                cases[f"{kind}: {name}: {what}"] = answer
         if family is not None:
             for what, happens in HAPPENS.items():
-                cases[f"{kind}, fit, {what}"] = fit(family, *happens)
+                cases[f"{kind}: fit: {what}"] = fit(family, *happens)
     Path(sys.argv[1], f"{hvd.rank()}.json").write_text(json.dumps(told))
 
 

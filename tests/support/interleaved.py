@@ -127,11 +127,9 @@ class Program:
         return subtracted == self.expected, told
 
 
-def offence(family, seed):
-    """Returns what is wrong with the program of a seed, None if nothing is."""
+def outcome(family, seed):
+    """Returns what becomes of the program of a seed, and the program in words."""
     program = Program(family, seed)
     is_right, told = program.run()
-    if is_right != bool(told):
-        return None
-    what = "told without need" if told else "wrong in silence"
-    return f"{family.name}, seed {seed}: {what}, {program.styles}"
+    what = f"{'right' if is_right else 'wrong'}, {'told' if told else 'in silence'}"
+    return what, f"{family.name}, seed {seed}: {program.styles}"

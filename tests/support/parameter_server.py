@@ -40,146 +40,109 @@ def cluster():
     return tf.distribute.experimental.ParameterServerStrategy(resolver)
 
 
-# The programs: what a worker runs. `x` is the true gradient. After `wait` another
-# worker may have changed the loss scale.
-
-
-def gradient(ours, x, wait, loss=None):
+def gradient(ours, x, wait=list, loss=None):
+    """Returns scaled gradients. In `wait` another worker may move the loss scale."""
     with tf.GradientTape() as tape:
         scaled = ours.scale(loss() if loss else tf.reduce_sum(ours.weight * x))
     return wait(tape.gradient(scaled, [ours.weight]))
 
 
-def scale_apply(ours, x, wait):
-    ours.apply(gradient(ours, x, wait))
+def unscaled(ours, x, wait=list):
+    return ours.unscale(gradient(ours, x, wait))
 
 
-def scale_unscale_apply(ours, x, wait):
-    ours.apply(ours.unscale(gradient(ours, x, wait)))
+def unscale_apply(ours, x, wait):
+    ours.apply(unscaled(ours, x, wait))
 
 
-def unscale_wait_apply(ours, x, wait):
-    ours.apply(wait(ours.unscale(gradient(ours, x, list))))
-
-
-def clip(ours, x, wait):
-    grads = ours.unscale(gradient(ours, x, wait))
-    ours.apply([tf.clip_by_value(grad, -1.0, 1.0) for grad in grads])
-
-
-def loss_in_a_function(ours, x, wait):
-    loss = tf.function(lambda: tf.reduce_sum(ours.weight * x))
-    ours.apply(gradient(ours, x, wait, loss))
-
-
-def clip_in_a_function(ours, x, wait):
-    limit = tf.function(lambda grad: tf.clip_by_value(grad, -1.0, 1.0))
-    ours.apply(list(map(limit, ours.unscale(gradient(ours, x, wait)))))
+def clip(grads):
+    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
 
 def sparse(ours, x, wait):
     with tf.GradientTape() as tape:
-        rows = tf.gather(ours.weight, [0, 1])
-        scaled = ours.scale(tf.reduce_sum(rows * x))
+        scaled = ours.scale(tf.reduce_sum(tf.gather(ours.weight, [0, 1]) * x))
     ours.apply(wait([tf.convert_to_tensor(tape.gradient(scaled, ours.weight))]))
 
 
-def all_in_a_function(ours, x, wait):
-    tf.function(partial(scale_unscale_apply, ours, x, wait))()
-
-
-def all_in_a_branch(ours, x, wait):
-    def step():
-        scale_apply(ours, x, wait)
-        return 0
-
-    tf.cond(tf.reduce_sum(ours.weight) > -1e9, step, lambda: 0)
-
-
-def all_in_a_loop(ours, x, wait):
-    def turn(i):
-        scale_unscale_apply(ours, x, wait)
-        return [i + 1]
-
-    tf.while_loop(lambda i: i < 1, turn, [0])
-
-
-def apply_in_a_branch(ours, x, wait):
-    grads = gradient(ours, x, wait)
-
-    def apply():
-        ours.apply(grads)
-        return 0
-
-    tf.cond(tf.reduce_sum(ours.weight) > -1e9, apply, lambda: 0)
-
-
-def apply_in_a_function(ours, x, wait):
-    grads = gradient(ours, x, wait)
-    tf.function(lambda: ours.apply(grads))()
-
-
-def clipped_applied_in_a_function(ours, x, wait):
-    grads = ours.unscale(gradient(ours, x, wait))
-    grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-    tf.function(lambda: ours.apply(grads))()
-
-
-def gradients_from_a_function(ours, x, wait):
-    ours.apply(wait(tf.function(lambda: gradient(ours, x, list))()))
-
-
-def unscaled_in_a_function(ours, x, wait):
-    ours.apply(wait(tf.function(lambda: ours.unscale(gradient(ours, x, list)))()))
-
-
-def from_a_function_unscaled_outside(ours, x, wait):
-    grads = wait(tf.function(lambda: gradient(ours, x, list))())
-    ours.apply(ours.unscale(grads))
-
-
-def gradients_from_a_loop(ours, x, wait):
-    def turn(i, _):
-        return [i + 1, *gradient(ours, x, list)]
-
-    _, grad = tf.while_loop(lambda i, _: i < 1, turn, [0, tf.zeros([2])])
-    ours.apply(wait([grad]))
-
-
-def gradients_from_a_branch(ours, x, wait):
-    is_true = tf.reduce_sum(ours.weight) > -1e9
-    ours.apply(wait([tf.cond(is_true, lambda: gradient(ours, x, list)[0], lambda: x)]))
-
-
-def gradients_as_arguments(ours, x, wait):
-    ours.apply(wait([x * 64.0]))
+def two_losses(ours, x, wait):
+    with tf.GradientTape() as tape:
+        losses = [tf.reduce_sum(ours.weight * x) / 2.0 for _ in range(2)]
+        scaled = wait([ours.scale(losses[0])])[0] + ours.scale(losses[1])
+    ours.apply(tape.gradient(scaled, [ours.weight]))
 
 
 def through_a_variable(ours, x, wait):
     with tf.init_scope():
         kept = tf.Variable([0.0, 0.0])
-    kept.assign(ours.unscale(gradient(ours, x, list))[0])
+    kept.assign(unscaled(ours, x)[0])
     ours.apply(wait([kept.read_value()]))
 
 
-def two_losses(ours, x, wait):
-    with tf.GradientTape() as tape:
-        first = wait([ours.scale(tf.reduce_sum(ours.weight * x) / 2.0)])
-        scaled = first[0] + ours.scale(tf.reduce_sum(ours.weight * x) / 2.0)
-    ours.apply(tape.gradient(scaled, [ours.weight]))
+def run(function):
+    """Runs a function, of whose trace nothing is known outside."""
+    return tf.function(function, autograph=False)()
 
 
-RIGHT = (
-    *(scale_apply, scale_unscale_apply, unscale_wait_apply, clip, loss_in_a_function),
-    *(clip_in_a_function, sparse, all_in_a_function, all_in_a_branch, all_in_a_loop),
-    apply_in_a_branch,
-)
-REFUSED = (
-    *(gradients_from_a_function, unscaled_in_a_function, gradients_from_a_loop),
-    *(from_a_function_unscaled_outside, gradients_from_a_branch, two_losses),
-    *(gradients_as_arguments, through_a_variable, apply_in_a_function),
-    clipped_applied_in_a_function,
-)
+def loop(function):
+    """Returns what a loop of one turn returns, a gradient."""
+    turn = lambda i, _: [i + 1, *function()]  # noqa: E731
+    return tf.while_loop(lambda i, _: i < 1, turn, [0, tf.zeros([2])])[1:]
+
+
+def branch(ours, function):
+    """Returns what a branch returns, a gradient."""
+    is_so = tf.reduce_sum(ours.weight) > -1e9
+    return [tf.cond(is_so, lambda: function()[0], lambda: tf.zeros([2]))]
+
+
+def then(*_):
+    """Returns a gradient, for what changes variables in a loop or in a branch."""
+    return [tf.zeros([2])]
+
+
+def apply_in_a_branch(ours, grads):
+    branch(ours, lambda: then(ours.apply(grads)))
+
+
+def apply_in_a_function(ours, grads):
+    run(lambda: ours.apply(grads))
+
+
+#: The programs: what a worker runs. `x` is the true gradient.
+RIGHT = {
+    "scale, apply": lambda o, x, w: o.apply(gradient(o, x, w)),
+    "scale, unscale, apply": unscale_apply,
+    "scale, unscale, wait, apply": lambda o, x, w: o.apply(w(unscaled(o, x))),
+    "clip": lambda o, x, w: o.apply(clip(unscaled(o, x, w))),
+    "clip in a function": lambda o, x, w: o.apply(
+        [tf.function(lambda g: clip([g])[0])(g) for g in unscaled(o, x, w)]
+    ),
+    "loss in a function": lambda o, x, w: o.apply(
+        gradient(o, x, w, tf.function(lambda: tf.reduce_sum(o.weight * x)))
+    ),
+    "sparse": sparse,
+    "all in a function": lambda o, x, w: run(lambda: unscale_apply(o, x, w)),
+    "all in a loop": lambda o, x, w: loop(lambda: then(unscale_apply(o, x, w))),
+    "all in a branch": lambda o, x, w: branch(o, lambda: then(unscale_apply(o, x, w))),
+    "apply in a branch": lambda o, x, w: apply_in_a_branch(o, gradient(o, x, w)),
+}
+REFUSED = {
+    "from a function": lambda o, x, w: o.apply(w(run(lambda: gradient(o, x)))),
+    "unscaled in a function": lambda o, x, w: o.apply(w(run(lambda: unscaled(o, x)))),
+    "from a function, unscaled": lambda o, x, w: o.apply(
+        o.unscale(w(run(lambda: gradient(o, x))))
+    ),
+    "from a loop": lambda o, x, w: o.apply(w(loop(lambda: gradient(o, x)))),
+    "from a branch": lambda o, x, w: o.apply(w(branch(o, lambda: gradient(o, x)))),
+    "arguments": lambda o, x, w: (o.scale(x), o.apply(w([x * 64.0]))),
+    "through a variable": through_a_variable,
+    "two losses": two_losses,
+    "apply in a function": lambda o, x, w: apply_in_a_function(o, gradient(o, x, w)),
+    "clip, apply in a function": lambda o, x, w: apply_in_a_function(
+        o, clip(unscaled(o, x, w))
+    ),
+}
 GOOD, BAD = [2.0, 0.5], [INF, 0.5]
 #: What happens: the true gradients of each step. `moves`: another worker halves the
 #: loss scale in the first one.
@@ -191,11 +154,12 @@ HAPPENS = {
 }
 
 
-def case(coordinator, family, make, program, steps, at_once=False, moves=False):
+def case(coordinator, family, make, name, steps, at_once=False, moves=False):
     """Runs a program on the workers, and says what came of it."""
     with coordinator.strategy.scope():
         scale = DynamicLossScale(**strategies.SCALE)
         ours, turn = make(scale, family), tf.Variable(0.0)
+    program = {**RIGHT, **REFUSED}[name]
 
     def reached(number):
         """Waits until the other worker has set `turn`."""
@@ -220,7 +184,7 @@ def case(coordinator, family, make, program, steps, at_once=False, moves=False):
             turn.assign_add(1.0)
 
     def expected():
-        weights, low = np.float64(START), 1.0 if "clip" in program.__name__ else INF
+        weights, low = np.float64(START), 1.0 if "clip" in name else INF
         for x in np.float64(steps):
             if np.isfinite(x).all():
                 weights = weights - RATE * np.clip(x, -low, low)
@@ -284,11 +248,10 @@ def main():
         if family.name == "keras3":  # Keras 2 refuses the strategy
             kinds[family.name] = ByKeras, family
     for kind, (make, family) in kinds.items():
-        for program in (*RIGHT, *REFUSED):
+        for name in (*RIGHT, *REFUSED):
             for what, happens in HAPPENS.items():
-                args = coordinator, family, make, program
-                answer = case(*args, **happens)
-                told[f"{kind}, {program.__name__}, {what}"] = answer
+                answer = case(coordinator, family, make, name, **happens)
+                told[f"{kind}: {name}: {what}"] = answer
     print(json.dumps(told), flush=True)
     os._exit(0)  # the servers never end
 

@@ -24,6 +24,11 @@ PRIVATE_NAMES = (
         "the state of the step decides",
     ),
     (
+        "_agg_helper, of Horovod's optimizers",
+        "optimizer/wrappers.py",
+        "backward_passes_per_step above 1 is not refused",
+    ),
+    (
         "strategy_supports_no_merge_call",
         "replicas.py",
         "one more merge call",
@@ -116,6 +121,11 @@ PRIVATE_NAMES = (
         "_trainable_variables, _variables, Variable._initialize, _value",
         "optimizer/keras3.py, runtime/float16_weights.py, runtime/keras_versions.py",
         "Keras's error",
+    ),
+    (
+        "_agg_helper",
+        "optimizer/wrappers.py",
+        "an optimizer of Horovod's that is wrapped is not refused",
     ),
     (
         "_steps_per_execution",

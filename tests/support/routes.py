@@ -105,16 +105,6 @@ def there(family, name):
     return route
 
 
-def write_file(model, path):
-    """Writes a checkpoint, a file of weights or one of a model, by a path's name."""
-    if path.name == "checkpoint":
-        checkpoint_of(model).write(str(path))
-    elif ".weights." in path.name:
-        model.save_weights(str(path))
-    else:
-        model.save(str(path))
-
-
 def read_file(family, path, other):
     """Returns `other`, with what such a file holds, or a new model."""
     if path.name == "checkpoint":
