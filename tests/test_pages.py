@@ -75,19 +75,6 @@ def test_programs_print_what_their_pages_show(half, tmp_path):
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
 
 
-@slow_with_the_newest_keras
-def test_blocks_for_keras_2_run(tmp_path):
-    skip_without("the pages", families()[0])
-    if IS_BETWEEN:
-        pytest.skip("the newest version runs them")
-    found = [each for each in BLOCKS if each[0].startswith("# Keras 2")]
-    assert found
-    environment = {"TF_USE_LEGACY_KERAS": "1"} if TENSORFLOW >= (2, 16) else {}
-    if environment and importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("there is no Keras 2")
-    assert_run(found, tmp_path, **environment)
-
-
 @pytest.mark.parametrize("name", MIGRATIONS)
 def test_each_migration_has_its_names_and_its_code(name):
     assert "| there | here |" in MIGRATIONS[name].read_text()

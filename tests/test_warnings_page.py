@@ -12,17 +12,18 @@ from said import texts
 import lossscale
 from lossscale.monitor.findings import FINDINGS
 from lossscale.optimizer import files, keras3
-from lossscale.provenance import mistakes
+from lossscale.provenance import warnings as own_warnings
 from lossscale.runtime import float16_weights
 
 ROOT = Path(lossscale.__file__).parent
 #: What else than the monitor warns, by the file and how often it does.
 OTHERS = {
-    "optimizer/files.py": [files._DO_NOT_FIT],
+    "optimizer/files.py": [files._DO_NOT_FIT, "weights must be the 7 values of"],
+    "optimizer/keras2.py": [files.NOT_READ],
     "optimizer/keras3.py": [keras3._BARE_CHECKPOINT, files.NOT_BUILT],
-    "provenance/mistakes.py": [
-        *(mistakes._NEVER_SCALED, mistakes._CHANGED),
-        *(mistakes._READ, mistakes._ADDED),
+    "provenance/warnings.py": [
+        *(own_warnings._NEVER_SCALED, own_warnings._CHANGED),
+        *(own_warnings._READ, own_warnings._ADDED),
     ],
     "ranges/forward.py": ["The model could not run in float16"],
     "ranges/gradient_report.py": ["These operations compute gradients in 16 bits"],
@@ -72,4 +73,4 @@ def test_which_files_warn():
             found[path.relative_to(ROOT).as_posix()] = len(calls)
     # That file warns in one place, of four mistakes.
     of_others = {file: len(listed) for file, listed in OTHERS.items()}
-    assert found == {**of_others, "provenance/mistakes.py": 1}
+    assert found == {**of_others, "provenance/warnings.py": 1}

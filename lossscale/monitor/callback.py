@@ -35,7 +35,9 @@ class LossScaleMonitor(_Callback):
     """Shows what the loss scale does in `fit`, and says why steps are skipped.
 
     Put it first in the list of callbacks, since the later ones see the logs that it
-    adds. docs/watching.md explains these, docs/warnings.md its warnings.
+    adds. https://github.com/lossscale/lossscale/blob/main/docs/watching.md explains
+    these, https://github.com/lossscale/lossscale/blob/main/docs/warnings.md its
+    warnings.
 
     ```
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
@@ -56,7 +58,8 @@ class LossScaleMonitor(_Callback):
       check_underflow: A boolean, whether to find the headroom of any loss scale that
         checks gradients. That reads them twice more at each step.
       restore_statistics: A boolean, whether to put back variables that are not trained
-        after a bad batch, as docs/bad-batches.md shows.
+        after a bad batch, as
+        https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md shows.
       optimizers: A `LossScaleOptimizer`, a list or a dict by name of several, or None:
         the model's. With several, logs have the optimizer's name before theirs.
 
