@@ -11,7 +11,7 @@ from said import texts
 
 import lossscale
 from lossscale.monitor.findings import FINDINGS
-from lossscale.optimizer import files, keras3
+from lossscale.optimizer import files
 from lossscale.provenance import warnings
 from lossscale.runtime import float16_weights
 
@@ -20,7 +20,10 @@ ROOT = Path(lossscale.__file__).parent
 OTHERS = {
     "optimizer/files.py": [files._DO_NOT_FIT],
     "optimizer/keras2.py": [files.NOT_READ],
-    "optimizer/keras3.py": [keras3._BARE_CHECKPOINT, files.NOT_BUILT],
+    "optimizer/keras3.py": [  # which only a process with Keras 3 can import
+        "LossScaleOptimizer restored nothing from your checkpoint",
+        files.NOT_BUILT,
+    ],
     "provenance/warnings.py": [
         *(warnings._NEVER_SCALED, warnings._CHANGED),
         *(warnings._READ, warnings._ADDED),

@@ -95,6 +95,8 @@ def bad_losses(w: Watched) -> Texts:
         where = where.replace(" at", " last at", 1)
     if where:
         where += f". {causes.what_to_look_at(w)}"
+    elif w.is_stalled:
+        return
     text = f"""\
 {w.run.in_epoch}{"1 step was" if count == 1 else f"{count} steps were"} skipped \
 because the loss{models.name_of_loss(w.run.model, w.run.logs)} was {kinds} before it \
