@@ -316,7 +316,7 @@ def own(m, step, *, is_compiled=False, **parts):
             super().__init__()
             for name, part in parts.items():
                 setattr(self, name, part)
-            self.other_optimizer = m.optimizer()
+            self.other_optimizer = m.optimizer(1e-5)
             self.steps = 0
 
         def build(self, _=None):
@@ -331,7 +331,7 @@ def own(m, step, *, is_compiled=False, **parts):
         Own.train_step = tf.function(Own.train_step)
     model = Own()
     model.build()
-    model.compile(m.optimizer())
+    model.compile(m.optimizer(1e-5))
     return model, *data()
 
 
@@ -411,7 +411,9 @@ def distillation(kernel, m):
 
         return update(model.optimizer, loss, student)
 
-    return own(m, step, student=student, teacher=teacher)
+    model, x, y = own(m, step, student=student, teacher=teacher)
+    model.compile(m.optimizer(1e-12))  # its outputs are large
+    return model, x, y
 
 
 def contrastive(compute, m):
