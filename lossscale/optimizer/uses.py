@@ -20,7 +20,7 @@ from lossscale.provenance.origins import (
 )
 from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.provenance.warnings import Reads
-from lossscale.runtime import graphs, op_callbacks, replicas
+from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale, Observer, Product
@@ -84,7 +84,8 @@ class Uses(Observer):
         scaled = as_they_are(grads)
         with op_callbacks.paused():
             last = now = loss_scale._value()
-            states = [each.state for each in self._with_state()]
+            optimizers = self._with_state()
+            states = [optimizer.state for optimizer in optimizers]
             free: List[Optional[Flag]] = [None] * len(states)
             if states:
                 scales = tf.stack([state.read().number for state in states])
@@ -121,6 +122,11 @@ class Uses(Observer):
             if not waiting:  # now all states say that nothing is scaled
                 optimizer.warnings.is_unclear = False
             elif is_one or not optimizer.warnings.has_own:
+                optimizer.warnings.is_unclear = True
+        for optimizer, is_free in zip(optimizers, free):
+            # A function that was traced before may have scaled its loss.
+            is_known = mode.current().knows_values and is_free is not None
+            if is_known and not is_free and float(optimizer.state.waiting) >= 1.0:
                 optimizer.warnings.is_unclear = True
         self._note_all_unscaled(unscaled)
         return unscaled

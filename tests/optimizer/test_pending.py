@@ -415,6 +415,44 @@ def test_the_loss_scale_unscales_for_one_of_two_that_wait(pair, is_seen):
     assert (a.subtracted(), b.subtracted()) == (0.5, 0.25)
 
 
+@pytest.mark.parametrize("by", ["optimizer", "loss scale"])
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_the_loss_scale_unscales_by_what_multiplied_the_loss(pair, is_seen, by):
+    """Another optimizer's step has moved the loss scale in between."""
+    first, _ = pair
+    scale = first.optimizer.loss_scale
+    multiply = first.optimizer.scale_loss if by == "optimizer" else scale.scale
+    make = lambda: gradients(multiply, 0.5, first.variables)  # noqa: E731
+    with warned(0):
+        grads = make() if is_seen else tf.function(make)()
+        scale.current_loss_scale.assign(4.0 * S)
+        first.apply(scale.unscale(grads))
+    assert first.subtracted() == 0.5
+
+
+def test_the_loss_scale_unscales_for_the_one_whose_own_loss_waits(pair):
+    first, second = pair
+    scale = first.optimizer.loss_scale
+    others = tf.function(lambda: gradients(scale.scale, 0.5, first.variables))()
+    with warned(0):
+        grads = second.scaled(0.25)
+        second.apply(scale.unscale(grads))
+        first.apply(others)
+    assert (first.subtracted(), second.subtracted()) == (0.5, 0.25)
+
+
+def test_one_that_applies_all_that_it_has_unscaled_leaves_nothing_unclear(pair):
+    first, second = pair
+    scale = first.optimizer.loss_scale.scale
+    held = tf.Variable(tf.zeros([8]))
+    held.assign(gradients(scale, 0.5, first.variables)[0])
+    with warned(0):
+        grads = gradients(scale, 0.25, second.variables)
+        second.apply(tf.function(second.optimizer.get_unscaled_gradients)(grads))
+        first.apply([held])
+    assert (first.subtracted(), second.subtracted()) == (0.5, 0.25)
+
+
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])
 def test_an_optimizer_is_made_after_the_function_was_traced(family, way):
     first = Trained(family)
