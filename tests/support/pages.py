@@ -99,8 +99,9 @@ def warnings_of(program):
 
 
 def block_of(name, text):
-    """Returns the one Python block of a page that holds a text."""
-    (found,) = [block for block in blocks(PAGES[name]) if text in block]
+    """Returns the one block of a page that holds a text, `python` or `py`."""
+    blocks = re.findall(r"(?ms)^```py(?:thon)?\n(.*?)^```$", PAGES[name].read_text())
+    (found,) = [block for block in blocks if text in block]
     return found
 
 
