@@ -94,12 +94,13 @@ class Uses(Observer):
                     waits = tf.logical_and(scales > 0.0, waiting > 0.0)
                     has_own = tf.logical_and(waits, waiting >= 1.0)
                     # If the only loss that waits is an optimizer's own, they are that
-                    # one's. If no own loss waits, they may be anybody's.
+                    # one's. If no own loss waits, they may be anybody's: eager mode
+                    # sees later whose, as a graph may not.
                     is_one = tf.math.count_nonzero(waits) < 2
-                    are_its = tf.logical_and(has_own, is_one)
-                    free = tf.unstack(
-                        tf.where(tf.reduce_any(has_own), are_its, waiting < 1.0)
-                    )
+                    is_its = tf.logical_and(has_own, is_one)
+                    if not mode.current().knows_values:
+                        is_its = tf.where(tf.reduce_any(has_own), is_its, waiting < 1.0)
+                    free = tf.unstack(is_its)
                     is_any = tf.logical_or(waits, tf.logical_not(tf.reduce_any(waits)))
                     scales = tf.where(is_any, scales, 0.0)
                 greatest = tf.reduce_max(scales)  # of several, it does the least harm
@@ -126,7 +127,7 @@ class Uses(Observer):
         for optimizer, is_free in zip(optimizers, free):
             # A function that was traced before may have scaled its loss.
             is_known = mode.current().knows_values and is_free is not None
-            if is_known and not is_free and float(optimizer.state.waiting) >= 1.0:
+            if is_known and not is_free and float(optimizer.state.waiting) > 0.0:
                 optimizer.warnings.is_unclear = True
         self._note_all_unscaled(unscaled)
         return unscaled
