@@ -47,8 +47,6 @@ class Uses(Observer):
         #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
         #: has a state, that knows it better.
         self.is_scaled = False
-        #: Each replica's `last_scale` of eager mode.
-        self._in_eager: Dict[object, Scalar] = {}
 
     @property
     def has_several(self) -> bool:
@@ -136,7 +134,9 @@ class Uses(Observer):
 
     def note_last_scale(self, loss_scale: Scalar) -> None:
         """S multiplied a loss, and an optimizer has no state that holds it."""
-        self._last_scales(graphs.current_graph())[replicas.this_one()] = loss_scale
+        graph = graphs.current_graph()
+        if graph is not None:
+            self._last_scales(graph)[replicas.this_one()] = loss_scale
 
     def note_unscaled(
         self,
@@ -162,14 +162,13 @@ class Uses(Observer):
         """Returns what `note_last_scale` was given here last, `now` if nothing was."""
         replica = replicas.this_one()
         for graph in graphs.visible_graphs():
-            scales = self._last_scales(graph)
-            if replica in scales:
-                last = scales[replica]
+            last = None if graph is None else self._last_scales(graph).get(replica)
+            if last is not None:
                 return last if graphs.is_visible(last) else now
         return now
 
     def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
-        return self._in_eager if graph is None else notes_of(graph, self, dict)
+        return notes_of(graph, self, dict)
 
     def _note_all_unscaled(self, unscaled: Grads, *sources: object) -> None:
         self.is_scaled = False
