@@ -540,7 +540,7 @@ def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path)
 
 
 @pytest.mark.parametrize("within", ["function", "branch"])
-def test_without_a_state_the_last_scale_that_is_seen_here_divides(
+def test_without_a_state_gradients_of_unknown_origin_are_refused(
     family, monkeypatch, within
 ):
     """Where workers train apart, another one may move S between loss and apply."""
@@ -560,11 +560,12 @@ def test_without_a_state_the_last_scale_that_is_seen_here_divides(
             tf.function(scale_loss)(1.0)
         else:
             tf.cond(is_scaled, lambda: scale_loss(1.0), lambda: 1.0)
-        trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
         trained.apply(grads)
 
-    step(tf.constant(True))
-    assert trained.subtracted() == 0.5
+    with pytest.raises(ValueError, match="must be seen to come from one scaled loss"):
+        step(tf.constant(True))
+    assert trained.subtracted() == 0.0
+    assert trained.state() == (S, 0, 0)
 
 
 class OwnScale(DynamicLossScale):
