@@ -58,7 +58,7 @@ class Version(NamedTuple):
 #: What a version can change: the tables that run every loss scale, every optimizer and
 #: every route to disk, and what reads TensorFlow's graphs.
 CONFORMANCE = (
-    "tests/scales/test_conformance.py",
+    "tests/scales/test_every_loss_scale.py",
     "tests/optimizer/test_conformance.py",
     "tests/optimizer/test_persistence.py",
 )
