@@ -28,13 +28,13 @@ are lost. Add the two lines marked below to your training step:
     optimizer.apply_gradients(zip(grads, variables))
 """
 _CHANGED = """\
-While these gradients or their loss were still scaled, a number such as a penalty was \
-added to them, or they were bounded, compared with a number, passed through a function \
-or mixed with unscaled values. That is right only for what is not scaled. They are now \
-divided by the loss scale. Add a penalty to the loss before you scale it. If a library \
-clips, as TF-Agents does with `gradient_clipping`, turn its clipping off, and let the \
-inner optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own unscale the \
-gradients first, then change them:
+While these gradients were still scaled, a number such as a penalty was added to them \
+or to their loss, or they were bounded, compared with a number, passed through a \
+function or mixed with unscaled values. That is right only for what is not scaled. \
+They are now divided by the loss scale. Add a penalty to the loss before you scale it. \
+If a library clips, as TF-Agents does with `gradient_clipping`, turn its clipping off, \
+and let the inner optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own \
+unscale the gradients first, then change them:
 
     scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
     grads = tape.gradient(scaled_loss, variables)

@@ -138,11 +138,12 @@ def forward_ranges(
     """Finds the layers of a model that must stay in float32, while others use float16.
 
     Computes the outputs of every layer for some batches in float32, under any policy,
-    with `training=True`, and counts how many overflow or underflow in float16.
-    Then it runs each layer in float16 on its float32 inputs, which shows overflows
-    inside, and tries what it advises: docs/forward-ranges.md. If the model's class has
-    its own `train_step`, it runs that, and its optimizers do nothing. The model stays
-    as it was, except that missing weights are created.
+    with `training=True`, and counts how many overflow or underflow in float16. Then it
+    runs each layer in float16 on its float32 inputs, which shows overflows inside, and
+    tries what it advises:
+    https://github.com/lossscale/lossscale/blob/main/docs/forward-ranges.md. If the
+    model's class has its own `train_step`, it runs that, and its optimizers do nothing.
+    The model stays as it was, except that missing weights are created.
 
     >>> import lossscale
     >>> import numpy as np

@@ -123,8 +123,8 @@ def find_nonfinite(
     loss or a gradient that is not finite it finds the first operation that turned
     finite numbers into inf or NaN, in the forward pass or on the way back. It says what
     was seen, what is usual, and what to write, and tries `dtype="float32"` before it
-    says so: docs/trouble.md. The model stays as it was, except that missing weights are
-    created.
+    says so: https://github.com/lossscale/lossscale/blob/main/docs/trouble.md. The model
+    stays as it was, except that missing weights are created.
 
     >>> import lossscale
     >>> import numpy as np

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -104,7 +94,7 @@ def adjust_to_step(
         with tf.control_dependencies([group_ops(list(values.values()))]):
             is_usual = tf.identity(is_usual)
     applies = is_finite
-    sharing: Callable[[], ContextManager[None]] = nullcontext
+    sharing: Any = nullcontext
     if shared is not None:
         joined = shared.joined(is_finite, largest, rule_learns)
         is_finite, largest, rule_learns = joined
@@ -123,7 +113,7 @@ def adjust_to_step(
         bad = tf.constant(False)
         given = bad, arithmetic.infinite_unless(bad)
         with sharing():
-            op = replicas.merge_call(partial(_only_count, loss_scale), *given)
+            op, _ = replicas.merge_call(partial(_change, loss_scale, False), *given)
         return flag_after(op, applies)
 
     def leave_out() -> Flag:
@@ -170,7 +160,7 @@ def _learned(
     if largest is not None:
         is_requested = loss_scale.last_largest is not None
         largest = arithmetic.bounded(is_finite, largest) if is_requested else None
-    change = partial(_change, loss_scale)
+    change = partial(_change, loss_scale, True)
     op, may_fail = replicas.merge_call(change, is_finite, largest)
     # Usually the gradients need not wait for the loss scale.
     return op, flag_after(op, applies) if may_fail else applies
@@ -199,26 +189,22 @@ def flag_after(op: Op, flag: Any) -> Flag:
 
 
 def _change(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+    loss_scale: LossScale, learns: bool, is_finite: Flag, largest: Optional[Scalar]
 ) -> Tuple[Op, bool]:
-    """Runs the rule, and counts the step: see `replicas.merge_call`.
+    """Runs the rule, unless it ignores the step, and counts that: for `merge_call`.
 
     Returns an operation, and whether it may fail since a shape is not known yet.
     """
     is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
     largest = replicas.local_result(largest)
-    values, may_fail = new_values(loss_scale, is_finite, largest)
-    return _count(loss_scale, is_finite, largest, values), may_fail
-
-
-def _only_count(loss_scale: LossScale, is_finite: Flag, largest: Scalar) -> Op:
-    """Counts a bad step that the rule ignores: see `replicas.merge_call`."""
-    is_finite, largest = map(replicas.local_result, (is_finite, largest))
-    counted = _count(loss_scale, tf.convert_to_tensor(is_finite), largest, {})
-    ignored = loss_scale.ignored_loss_steps
-    if ignored is not None:
-        counted = group_ops([counted, ignored.assign_add(1, read_value=False)])
-    return counted
+    values: Dict[str, Tensor] = {}
+    ops, may_fail, ignored = [], False, loss_scale.ignored_loss_steps
+    if learns:
+        values, may_fail = new_values(loss_scale, is_finite, largest)
+    elif ignored is not None:
+        ops.append(ignored.assign_add(1, read_value=False))
+    ops.append(_count(loss_scale, is_finite, largest, values))
+    return group_ops(ops), may_fail
 
 
 def new_values(

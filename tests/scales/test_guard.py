@@ -297,33 +297,33 @@ def test_a_mistake_is_an_error_that_changes_nothing(name, shared, mode):
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("of", ["flag", "guard", "rule"])
+@pytest.mark.parametrize("of", ["flag", "guard", "rule", "rule alone"])
 @pytest.mark.parametrize("mode", ["graph", "session"])
 def test_a_shape_that_only_the_run_shows_changes_nothing(of, mode):
-    class Wrong(DynamicLossScale):
-        def next_state(self, state, is_finite):
-            values = super().next_state(state, is_finite)
-            return {**values, "good_steps": unknown(values["good_steps"], "rule")}
-
-    def unknown(value, place):
+    def unknown(value, largest, place):
         """Returns a value that is a scalar, of shape `[2]` if the step is large."""
-        if place != of:
+        if place not in of:
             return value
-        return tf.fill(tf.fill([tf.cast(last[0] > 4.0, tf.int32)], 2), value)
+        return tf.fill(tf.fill([tf.cast(largest > 4.0, tf.int32)], 2), value)
 
-    last = [None]
+    class Wrong(HeadroomLossScale):
+        def next_state(self, state, is_finite, largest):
+            values = super().next_state(state, is_finite, largest)
+            steps = unknown(values["good_steps"], largest, "rule")
+            return {**values, "good_steps": steps}
 
     def judge(largest):
-        last[0] = largest
-        flag = unknown(largest > 0.0, "flag")
-        return flag, {"asked": unknown(tf.constant(7, tf.int64), "guard")}
+        flag = unknown(largest > 0.0, largest, "flag")
+        return flag, {"asked": unknown(tf.constant(7, tf.int64), largest, "guard")}
 
-    guarded = Guarded(lambda: Wrong(8.0, 3), lambda: Judges(judge), mode)
+    guard = (lambda: None) if of == "rule alone" else (lambda: Judges(judge))
+    guarded = Guarded(lambda: Wrong(8.0), guard, mode)
     assert guarded(1.0)
     before = guarded.state()
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        guarded(8.0)
-    assert guarded.state() == before
+    for _ in range(5):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            guarded(8.0)
+        assert guarded.state() == before
 
 
 @pytest.mark.parametrize("guarded", [False, True])

@@ -36,8 +36,8 @@ def programs(path):
     return re.findall(pattern, path.read_text())
 
 
-#: What differs from run to run: how long it took.
-TIMES = r"\b\d+m?s(/step)?\b"
+#: What differs from run to run: how long it took. Keras 2 puts it elsewhere.
+TIMES = r"( - )?\b\d+m?s(/step|/epoch)?\b"
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 
 
@@ -99,8 +99,9 @@ def warnings_of(program):
 
 
 def block_of(name, text):
-    """Returns the one Python block of a page that holds a text."""
-    (found,) = [block for block in blocks(PAGES[name]) if text in block]
+    """Returns the one block of a page that holds a text, `python` or `py`."""
+    blocks = re.findall(r"(?ms)^```py(?:thon)?\n(.*?)^```$", PAGES[name].read_text())
+    (found,) = [block for block in blocks if text in block]
     return found
 
 

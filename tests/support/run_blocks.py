@@ -58,4 +58,5 @@ for path in map(Path, sys.argv[1:]):
         failed.append(path)
     for keras in filter(None, [keras_versions.keras3(), *keras_versions.keras2()]):
         keras.mixed_precision.set_global_policy("float32")
+        keras.backend.clear_session()  # the next one's layers have their first names
 sys.exit(f"failed: {failed}" if failed else 0)
