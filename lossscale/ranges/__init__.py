@@ -1,7 +1,7 @@
 """What float16 would do to a model's gradients and layers, before it trains in it.
 
 These files know models of every Keras. From an optimizer they need only its loss scale.
-In the order of imports:
+In the order of imports; begin with `step`, then `nonfinite`:
 
 * `exponents`: counts numbers by exponent, and says what float16 does to them;
 * `report`: what float16 does to counted values, in figures, a table and a picture;
@@ -15,6 +15,4 @@ In the order of imports:
 * `nonfinite`: find_nonfinite, its report, and what helps against a fault;
 * `forward`: forward_ranges, and its report;
 * `gradient_report`: gradient_ranges, and its report.
-
-Begin with `step`, then `nonfinite`.
 """

@@ -156,9 +156,8 @@ def gradient_ranges(
 
     It runs the step that `fit` runs on some batches, also the model's own `train_step`,
     in float32 under any policy, and its optimizers do nothing. The model stays as it
-    was, except that missing weights are created.
-    https://github.com/lossscale/lossscale/blob/main/docs/gradient-ranges.md explains
-    the report.
+    was, except that missing weights are created. About the report:
+    https://github.com/lossscale/lossscale/blob/main/docs/gradient-ranges.md
 
     Args:
       model: A Keras model with float32 weights, compiled unless you pass `loss`.
