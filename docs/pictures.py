@@ -400,7 +400,7 @@ _LINE = "#808080"
 def _station(axes: Any, station: way.Station, left: float, top: float) -> float:
     """Draws one station of the way. Returns its width."""
     width = {True: 350, False: 390}[station.is_optional]
-    width = 185 if station in way.ENDS else width
+    width = 192 if station in way.ENDS else width
     ground = _GROUNDS[station.kind]
     style = {"boxstyle": "round,pad=0,rounding_size=6", "linewidth": 0}
     axes.add_patch(FancyBboxPatch((left, top), width, 46, facecolor=ground, **style))
@@ -438,9 +438,9 @@ def inside() -> Any:
         if station.is_optional:  # whoever does not clip goes past it
             _line(axes, (20, 62 * nth - 16), (20, 62 * nth + 62))
     for nth, station in enumerate(way.ENDS):
-        left, top = 205 * nth, 62 * len(way.WAY)
+        left, top = 198 * nth, 62 * len(way.WAY)
         _station(axes, station, left, top)
-        _line(axes, (195, top - 16), (left + 92, top))
+        _line(axes, (195, top - 16), (left + 96, top))
     return figure
 
 

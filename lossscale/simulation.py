@@ -145,7 +145,8 @@ def simulate(
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
     The scale falls to 2**12 in three steps. Then it tries 2**13 after every 20 good
-    steps, in vain. docs/simulate.md has more programs.
+    steps, in vain. https://github.com/lossscale/lossscale/blob/main/docs/simulate.md
+    has more programs.
 
     It calls `adjust` once per step on a copy, which begins with the current state.
 

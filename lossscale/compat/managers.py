@@ -22,7 +22,7 @@ class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
     It is for code that comes from TensorFlow 1; new code should subclass `LossScale`.
     Keep the state in `tf.Variable`s that are attributes, so that checkpoints hold it.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
       TypeError: `loss_scale` is no number.
       ValueError: `loss_scale` is less than 1, or not finite in float32.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     def __init__(self, loss_scale: float) -> None:
@@ -115,7 +115,7 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     def __init__(

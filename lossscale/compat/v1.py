@@ -69,7 +69,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale_manager` is out of range, or the strategy is for TPUs.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     _argument = "loss_scale_manager"
@@ -265,7 +265,7 @@ def enable_mixed_precision_graph_rewrite(
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale` is out of range, or Keras's mixed precision is on, too.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
     wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
     # This also creates a wrapper, without variables, which is dropped.

@@ -6,35 +6,28 @@ true now, and changes nothing. Its row in `findings` says the rest.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Hashable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Literal, NamedTuple, Optional, Tuple
 
 from lossscale.monitor.watched import Run
 
 Texts = Iterator[str]
-
-#: When a monitor asks.
-BEGIN, LOOK, EPOCH_END = "as training begins", "at each look", "as an epoch ends"
-#: Of what it asks.
-MODEL, OPTIMIZER = "the model", "each optimizer"
-#: In which time it says something once. Of the model, `EVER` is in this training.
-EVER, TRAINING, EPOCH, SKIPS = "ever", "a training", "an epoch", "skips in a row"
 
 
 class Finding(NamedTuple):
     """A row of the table: something that a monitor can say.
 
     Attributes:
-      when: When it is asked.
-      of: Of what.
+      when: When it is asked: as training begins, at each look, or as an epoch ends.
+      of: Whether it is asked of the `Run`, or of the `Watched` of each optimizer.
       once_per: In which time it is said once. None: as long as it says the same.
       find: The function.
       stops: Whether it ends training, if `on_stall` says so.
       tells: Findings of the model that are said in further lines of it, and not again.
     """
 
-    when: str
-    of: str
-    once_per: Optional[str]
+    when: Literal["begin", "look", "epoch end"]
+    of: Literal["model", "optimizer"]
+    once_per: Optional[Literal["process", "training", "epoch", "skips in a row"]]
     find: Callable[[Any], Texts]
     stops: bool = False
     tells: Tuple[Callable[[Run], Texts], ...] = ()
@@ -42,41 +35,29 @@ class Finding(NamedTuple):
 
 def told(run: Run, table: List[Finding], when: str) -> Iterator[Tuple[Finding, str]]:
     """Yields what there is to say now, but for what was said in its time."""
-    for finding in table:
-        if finding.when != when:
-            continue
-        subjects: List[Any] = [run] if finding.of == MODEL else [*run.watched]
-        for subject in subjects:
-            for text in _news(finding, subject):
+    for row in table:
+        subjects: List[Any] = [run] if row.of == "model" else [*run.watched]
+        for subject in subjects if row.when == when else ():
+            for text in _news(row, subject, run):
                 lines = [f"{subject.name}: {text}" if subject.name else text]
-                for other in finding.tells:
-                    texts = tuple(other(run))
-                    run.said[other] = texts
-                    lines.extend(texts)
-                yield finding, "\n  * ".join(lines)
+                for other in row.tells:
+                    run.said[other] = tuple(other(run))
+                    lines.extend(run.said[other])
+                yield row, "\n  * ".join(lines)
 
 
-def _news(finding: Finding, subject: Any) -> Tuple[str, ...]:
-    said, find, time = subject.said, finding.find, _time(finding.once_per, subject)
-    if time is not None and said.get(find) == time:
+def _news(row: Finding, subject: Any, run: Run) -> Tuple[str, ...]:
+    before, time = subject.said.get(row.find), row.once_per
+    now: Any = time
+    if time == "training":
+        now = run.training
+    elif time == "epoch":
+        now = run.training, run.epochs
+    elif time == "skips in a row":
+        now = subject.run_of_skips
+    if time and now == before:
         return ()
-    texts = tuple(find(subject))
-    if time is None:
-        is_new = texts != said.get(find)
-        said[find] = texts
-        return texts if is_new else ()
-    if texts:
-        said[find] = time
-    return texts
-
-
-def _time(once_per: Optional[str], subject: Any) -> Hashable:
-    """Returns what tells this time from the next one."""
-    time: Hashable = once_per
-    if once_per == TRAINING:
-        time = subject.run.training
-    elif once_per == EPOCH:
-        time = subject.run.training, subject.run.epochs
-    elif once_per == SKIPS:
-        time = subject.run_of_skips
-    return time
+    texts = tuple(row.find(subject))
+    if texts or not time:
+        subject.said[row.find] = now if time else texts
+    return () if texts == before else texts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any, List, Optional, cast
+from typing import Any, Optional, cast
 
 from lossscale import arguments
 from lossscale.arguments import or_none
-from lossscale.monitor.asking import BEGIN, EPOCH_END, LOOK, told
+from lossscale.monitor.asking import told
 from lossscale.monitor.findings import FINDINGS, summary
 from lossscale.monitor.model import given_optimizers, optimizers_of
 from lossscale.monitor.statistics import Statistics
@@ -35,7 +35,9 @@ class LossScaleMonitor(_Callback):
     """Shows what the loss scale does in `fit`, and says why steps are skipped.
 
     Put it first in the list of callbacks, since the later ones see the logs that it
-    adds. docs/watching.md explains these, docs/warnings.md its warnings.
+    adds. https://github.com/lossscale/lossscale/blob/main/docs/watching.md explains
+    these, https://github.com/lossscale/lossscale/blob/main/docs/warnings.md its
+    warnings.
 
     ```
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
@@ -56,7 +58,8 @@ class LossScaleMonitor(_Callback):
       check_underflow: A boolean, whether to find the headroom of any loss scale that
         checks gradients. That reads them twice more at each step.
       restore_statistics: A boolean, whether to put back variables that are not trained
-        after a bad batch, as docs/bad-batches.md shows.
+        after a bad batch, as
+        https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md shows.
       optimizers: A `LossScaleOptimizer`, a list or a dict by name of several, or None:
         the model's. With several, logs have the optimizer's name before theirs.
 
@@ -99,8 +102,7 @@ class LossScaleMonitor(_Callback):
         if self.every:
             self.on_train_batch_end = self._after_batch
         self._run: Optional[Run] = None  # since training began
-        self._watched: List[Watched] = []
-        self._trainings = 0
+        self._looked_after = -1  # the batch of the last look, in this epoch
 
     def __repr__(self) -> str:
         config = _ARGUMENTS.config(self)
@@ -109,42 +111,37 @@ class LossScaleMonitor(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
+        if is_building():
+            raise RuntimeError(
+                "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+                "tf.compat.v1 graph, where it cannot. Remove this callback."
+            )
         optimizers = self.optimizers or optimizers_of(self.model)
         scales = [optimizer.loss_scale for optimizer in optimizers.values()]
-        self._check(scales)
-        before = {id(w.optimizer): w for w in self._watched}
-        self._watched = [
-            before.get(id(optimizer)) or Watched(optimizer, self.patience)
-            for optimizer in optimizers.values()
-        ]
-        self._trainings += 1
-        self._run = run = Run(self, self._watched, self._trainings)
-        for w, name in zip(self._watched, optimizers):
-            w.run, w.name = run, name  # another model may have another for it
-            w.shares = sum(w.scale is scale for scale in scales) > 1
+        for scale in scales if self.check_underflow else ():
+            if not scale.checks_gradients:
+                raise ValueError(
+                    "`check_underflow` must be False with a loss scale that does not "
+                    f"look at the gradients, got a {type(scale).__name__}. "
+                    "FixedLossScale(S, skip_nonfinite=True) looks at them."
+                )
+        last, watched = self._run, []
+        before = {id(w.optimizer): w for w in last.watched} if last else {}
+        for name, optimizer in optimizers.items():
+            w = before.get(id(optimizer)) or Watched(optimizer, self.patience)
+            # Another model may have another name for it.
+            w.name, w.shares = name, sum(w.scale is scale for scale in scales) > 1
+            watched.append(w)
+        self._run = run = Run(self, watched, last.training + 1 if last else 1)
         if self.restore_statistics and not self.model.built:
             run.build_error = self._build()
-        self._tell(run, BEGIN)
+        self._tell(run, "begin")
         if self.check_underflow and any(scale.last_largest is None for scale in scales):
             with self.model.distribute_strategy.scope():
                 for scale in scales:
                     scale.keep_largest()
             self.model.train_function = None  # the old trace does not keep it
             self.model.make_train_function()
-
-    def _check(self, scales: List[Any]) -> None:
-        if is_building():
-            raise RuntimeError(
-                "`LossScaleMonitor` must read variables between steps, got `fit` in a "
-                "tf.compat.v1 graph, where it cannot. Remove this callback."
-            )
-        for scale in scales:
-            if self.check_underflow and not scale.checks_gradients:
-                raise ValueError(
-                    "`check_underflow` must be False with a loss scale that does not "
-                    f"look at the gradients, got a {type(scale).__name__}. "
-                    "FixedLossScale(S, skip_nonfinite=True) looks at them."
-                )
 
     def _build(self) -> Optional[Exception]:
         """Builds a model that its first batch would build, so that there is a copy."""
@@ -153,8 +150,7 @@ class LossScaleMonitor(_Callback):
         )
         try:
             with self.model.distribute_strategy.scope():
-                data = (frame["x"], None, None)
-                first, _, _ = inputs.first_batches(data, None, 1)
+                first, _, _ = inputs.first_batches((frame["x"], None, None), None, 1)
                 inputs.build(self.model, inputs.triple(first)[0])
         except Exception as error:
             return error
@@ -192,9 +188,8 @@ class LossScaleMonitor(_Callback):
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         run = self._begun()
-        if self.every:
-            self._look_if_due(run, batch, self.every, logs)
-            self._add_to(run, logs)
+        self._look_if_due(run, batch, self.every, logs)
+        self._add_to(run, logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         del logs
@@ -207,7 +202,7 @@ class LossScaleMonitor(_Callback):
         self._look(run, logs)
         for w in run.watched:
             w.end_epoch()
-        self._tell(run, EPOCH_END)
+        self._tell(run, "epoch end")
         run.begin_epoch()
         self._add_to(run, logs)
 
@@ -222,18 +217,16 @@ class LossScaleMonitor(_Callback):
                 print(line, flush=True)  # noqa: T201 - as Keras's own do
         run.statistics = None  # what happens after training is not its concern
 
-    def _look_if_due(
-        self, run: Run, after_batch: int, wait: int, logs: Any = None
-    ) -> None:
+    def _look_if_due(self, run: Run, batch: int, wait: int, logs: Any = None) -> None:
         # Keras counts from 0, and passes the number of the last batch that ran.
-        if after_batch - self._looked_after >= wait:
-            self._looked_after = after_batch
+        if batch - self._looked_after >= wait:
+            self._looked_after = batch
             self._look(run, logs)
 
     def _look(self, run: Run, logs: Any) -> None:
         run.logs = logs
         run.look()
-        self._tell(run, LOOK)
+        self._tell(run, "look")
 
     def _tell(self, run: Run, when: str) -> None:
         for finding, text in told(run, FINDINGS, when):

@@ -1,27 +1,17 @@
 """Why steps are skipped again and again: the causes that a stall names.
 
-A cause yields its text where it is true of what was seen, whatever the others say. A
-stall tells the first one that is true, in the order of `CAUSES`.
+A cause yields its text where it is true of what was seen, whatever the others say.
 """
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from lossscale.monitor import model as models
 from lossscale.monitor.asking import Texts
-from lossscale.monitor.model import Fault, first_of, listed
 from lossscale.monitor.watched import Watched
 from lossscale.plotting import scale_text
-from lossscale.ranges.causes import (
-    ACTIVATIONS,
-    BAD_DATA,
-    BAD_WEIGHTS,
-    INFINITE_DERIVATIVE,
-    LEARNING_RATE,
-    SCALE_TOO_HIGH,
-    ZERO,
-)
+from lossscale.ranges import causes as words
 
 #: A lower loss scale makes no gradient overflow in float32 that is not huge by itself.
 _HIGH_IN_FLOAT32 = 2.0**64
@@ -32,22 +22,21 @@ pass."""
 
 
 class Seen(NamedTuple):
-    """What was seen at a stall.
+    """What was seen of an optimizer, and of its model, at a stall.
 
     Attributes:
       w: The optimizer.
       loss: What the unscaled loss was, "inf" or "nan", or None.
-      gradients: The variables whose gradients were not finite.
-      weights: The weights that are not finite, those of frozen layers as well.
+      gradients, weights: Those that were not finite.
       accumulators: The model's variables that may add such gradients up, by name.
       layer: The kernel and the bias of a layer whose input was not finite, or None.
     """
 
     w: Watched
     loss: Optional[str]
-    gradients: Sequence[Fault]
-    weights: Sequence[Fault]
-    accumulators: Mapping[str, object]
+    gradients: List[models.Fault]
+    weights: List[models.Fault]
+    accumulators: Dict[str, Any]
     layer: Optional[Tuple[str, str]]
 
     @property
@@ -58,22 +47,24 @@ class Seen(NamedTuple):
 
     @property
     def can_fall(self) -> bool:
-        return self.w.scale._can_change and self.w.last.loss_scale > self.w.floor
+        floor = getattr(self.w.scale, "min_loss_scale", 0.0)
+        return self.w.scale._can_change and self.w.last.loss_scale > floor
 
     @property
     def may_be_too_high(self) -> bool:
         """Whether gradients may overflow because they are scaled up."""
         now = self.w.last.loss_scale
-        if not self.w.computes_in_float16:
-            return self.is_backward and now > _HIGH_IN_FLOAT32
-        return self.is_backward and (now > 1.0 or self.can_fall)
+        if self.w.computes_in_float16:
+            return self.is_backward and (now > 1.0 or self.can_fall)
+        return self.is_backward and now > _HIGH_IN_FLOAT32
 
 
 def seen_now(w: Watched) -> Seen:
     """Looks at the model, and at the record of the last step that was not finite."""
     model, faults = w.run.model, w.faults
     ignored = {id(variable) for variable in w.run.infinite}
-    weights = [v for v in models.weights_of(model) if id(v) not in ignored]
+    weights = [*model.trainable_weights, *models.untrained(model, of_frozen=True)]
+    weights = [v for v in weights if id(v) not in ignored]
     return Seen(
         w,
         w.optimizer.nonfinite_loss(),
@@ -89,8 +80,8 @@ def what_to_look_at(w: Watched) -> str:
     (rows, is_shuffled), order = w.run.data, ""
     if rows:
         return f"""\
-These rows of the data hold inf or NaN, counted from 0: {first_of(rows)}. Look at \
-these rows, and repair them or leave them out."""
+These rows of the data hold inf or NaN, counted from 0: {models.first_of(rows)}. Look \
+at these rows, and repair them or leave them out."""
     if is_shuffled:
         order = """\
  `fit` shuffles, so in the next epoch a batch has other rows: shuffle=False keeps \
@@ -108,8 +99,8 @@ def of_weights(seen: Seen) -> Texts:
         if not any(w.applied for w in seen.w.run.watched):
             then = """\
 This `fit` has applied no step, so look at what set them before, such as a file."""
-        yield f"""\
-Weights that hold inf or NaN: {listed(seen.weights)}. {BAD_WEIGHTS} {then}"""
+        names = models.listed(seen.weights)
+        yield f"Weights that hold inf or NaN: {names}. {words.BAD_WEIGHTS} {then}"
 
 
 def of_loss(seen: Seen) -> Texts:
@@ -117,20 +108,20 @@ def of_loss(seen: Seen) -> Texts:
         return
     w, rows, likely = seen.w, seen.w.run.data.bad_rows, []
     # Fewer bad rows than bad steps in a row are not the cause of these.
-    if rows and len(rows) >= w.last.skips.bad_losses:
-        likely.append(f"{BAD_DATA}, in rows {first_of(rows)}, counted from 0")
+    if rows and len(rows) >= w.last.bad_losses:
+        listed = models.first_of(rows)
+        likely.append(f"{words.BAD_DATA}, in rows {listed}, counted from 0")
     if w.applied:  # before that no learning rate has had an effect in this training
-        likely.append(LEARNING_RATE)
+        likely.append(words.LEARNING_RATE)
     if rows is None:
-        likely.append(BAD_DATA)
+        likely.append(words.BAD_DATA)
     if w.computes_in_float16:
-        last = ""
-        if models.ends_in_float16(w.run.model):
-            last = ", and so does the last one"
-        likely.append(ACTIVATIONS + last)
+        is_last = models.ends_in_float16(w.run.model)
+        last = ", and so does the last one" if is_last else ""
+        likely.append(words.ACTIVATIONS + last)
     if w.last.applied and not w.applied:
-        likely.append(LEARNING_RATE)
-    likely.append(ZERO)
+        likely.append(words.LEARNING_RATE)
+    likely.append(words.ZERO)
     if seen.loss == "nan":
         likely.append("a logarithm or a root of a negative number")
     yield f"""\
@@ -151,7 +142,7 @@ no step is applied again, at any loss scale."""
 def of_input(seen: Seen) -> Texts:
     if seen.layer and not seen.loss and not seen.weights:
         kernel, bias = seen.layer
-        where = seen.w.batches.where([seen.w.last.skips.total - 1])
+        where = seen.w.batches.where([seen.w.last.own - 1])
         yield f"""\
 The gradient of {kernel} is NaN, and that of {bias} is finite. So the input of this \
 layer held inf or NaN{where}, or numbers whose products overflow in float32, and the \
@@ -172,62 +163,42 @@ scaled up."""
     if w.last.applied:
         end += ", as they become with a learning rate that is too high"
     yield f"""\
-{BACKWARD} {why} Either there is {INFINITE_DERIVATIVE}. Or the gradients are too large \
-for {dtype}, which ends at {end}. {FIND} says which, and what to write."""
+{BACKWARD} {why} Either there is {words.INFINITE_DERIVATIVE}. Or the gradients are too \
+large for {dtype}, which ends at {end}. {FIND} says which, and what to write."""
 
 
-def of_fixed_scale(seen: Seen) -> Texts:
-    w = seen.w
-    if not seen.may_be_too_high or w.scale._can_change:
+def of_high_scale(seen: Seen) -> Texts:
+    if not seen.may_be_too_high:
         return
-    if w.applied:
-        yield f"""\
-{BACKWARD} At this loss scale, which is fixed, {w.applied} steps were applied, so the \
-gradients have grown. Either {LEARNING_RATE} has made them grow. Or they have to be so \
-large, and need a smaller loss scale: a DynamicLossScale comes down by itself. \
-{_if_not(w)}"""
+    w, rate = seen.w, f", or {words.LEARNING_RATE}" if seen.w.applied else ""
+    if seen.can_fall:
+        likely = "Most likely the loss scale is still too high."
+        if w.applied:
+            likely = """\
+Most likely the gradients have grown, and the loss scale falls to fit them."""
+        low, high = scale_text(w.lowest), scale_text(w.highest)
+        likely += f" It was read between {low} and {high} in this training."
+        if w.last.largest is None:
+            likely += """\
+ LossScaleMonitor(check_underflow=True) logs the largest gradient."""
+    elif w.scale._can_change:
+        likely = f"""\
+Most likely `min_loss_scale` is too high: the loss scale is at that floor, \
+{w.last.shown}, and cannot fall further. Lower it: the default is 1."""
+    elif w.applied:
+        likely = f"""\
+At this loss scale, which is fixed, {w.applied} steps were applied, so the gradients \
+have grown. Either {words.LEARNING_RATE} has made them grow. Or they have to be so \
+large, and need a smaller loss scale: a DynamicLossScale comes down by itself."""
     else:
-        yield f"{BACKWARD} Most likely: {SCALE_TOO_HIGH} {_if_not(w)}"
-
-
-def of_floor(seen: Seen) -> Texts:
-    if seen.may_be_too_high and seen.w.scale._can_change and not seen.can_fall:
-        yield f"""\
-{BACKWARD} Most likely `min_loss_scale` is too high: the loss scale is at that floor, \
-{scale_text(seen.w.floor)}, and cannot fall further. Lower it: the default is 1. \
-{_if_not(seen.w)}"""
-
-
-def of_falling_scale(seen: Seen) -> Texts:
-    w = seen.w
-    if not (seen.may_be_too_high and seen.can_fall):
-        return
-    likely = "the loss scale is still too high"
-    if w.applied:
-        likely = "the gradients have grown, and the loss scale falls to fit them"
-    largest = ""
-    if w.last.largest is None:
-        largest = " LossScaleMonitor(check_underflow=True) logs the largest gradient."
+        likely = f"Most likely: {words.SCALE_TOO_HIGH}"
     yield f"""\
-{BACKWARD} Most likely {likely}. It was read between {scale_text(w.lowest)} and \
-{scale_text(w.highest)} in this training.{largest} {_if_not(w)}"""
+{BACKWARD} {likely} If steps are still skipped when it is low, there is \
+{words.INFINITE_DERIVATIVE}{rate}: {FIND} names the layer."""
 
 
-def _if_not(w: Watched) -> str:
-    text = f"If steps are still skipped when it is low, there is {INFINITE_DERIVATIVE}"
-    if w.applied:
-        text += f", or {LEARNING_RATE}"
-    return f"{text}: {FIND} names the layer."
-
-
-#: The first that is true is told.
+#: A stall tells the first that is true.
 CAUSES: List[Callable[[Seen], Texts]] = [
-    of_weights,
-    of_loss,
-    of_accumulators,
-    of_input,
-    of_large_gradients,
-    of_fixed_scale,
-    of_floor,
-    of_falling_scale,
+    *(of_weights, of_loss, of_accumulators, of_input),
+    *(of_large_gradients, of_high_scale),
 ]

@@ -12,24 +12,12 @@ from typing import List
 
 from lossscale.monitor import causes
 from lossscale.monitor import model as models
-from lossscale.monitor.asking import (
-    BEGIN,
-    EPOCH,
-    EPOCH_END,
-    EVER,
-    LOOK,
-    MODEL,
-    OPTIMIZER,
-    SKIPS,
-    TRAINING,
-    Finding,
-    Texts,
-)
+from lossscale.monitor.asking import Finding, Texts
 from lossscale.monitor.watched import BAD_LOSSES, Run, Watched
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 from lossscale.plotting import scale_text
-from lossscale.ranges.causes import BAD_WEIGHTS
+from lossscale.ranges.causes import BAD_WEIGHTS, LOSS_IN_FLOAT16
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import keras_versions
 
@@ -76,8 +64,7 @@ model(x)."""
 
 
 def spike(w: Watched) -> Texts:
-    is_its_own = w.last.skips.left_out > w.first.skips.left_out
-    if w.spikes and (is_its_own or not w.shares):
+    if w.spikes and (w.last.left_out > w.first.left_out or not w.shares):
         yield f"""\
 A step was skipped as a spike, {_last_spike(w)}. It changed neither a weight nor the \
 loss scale. Look at that batch for wrong labels, damaged inputs, or a loss that is not \
@@ -95,15 +82,15 @@ def _last_spike(w: Watched) -> str:
 
 def bad_losses(w: Watched) -> Texts:
     before, now, skipped = w.epoch_began, w.last, w.skipped_in_epoch
-    count = now.skips.losses - before.skips.losses
-    if now.skips.bad_losses >= BAD_LOSSES:  # `stall` is told of these
-        count -= now.skips.bad_losses
-        skipped = skipped[: -now.skips.bad_losses]
+    count = now.losses - before.losses
+    if now.bad_losses >= BAD_LOSSES:  # `stall` is told of these
+        count -= now.bad_losses
+        skipped = skipped[: -now.bad_losses]
     if count <= 0:
         return
-    bad = [(number, WORDS[why]) for number, why in skipped if why in WORDS]
-    kinds = " or ".join(sorted({kind for _, kind in bad})) or "not finite"
-    where = w.batches.where([number for number, _ in bad])
+    bad = {number: WORDS[why] for number, why in skipped if why in WORDS}
+    kinds = " or ".join(sorted({*bad.values()})) or "not finite"
+    where = w.batches.where([*bad])
     if len(bad) > 1:
         where = where.replace(" at", " last at", 1)
     if where:
@@ -115,7 +102,7 @@ def bad_losses(w: Watched) -> Texts:
 because the loss{models.name_of_loss(w.run.model, w.run.logs)} was {kinds} before it \
 was scaled{where or "."}"""
     # With "skip", too, such steps count if there are ten and more than one in five.
-    losses = now.skips.losses - w.first.skips.losses
+    losses = now.losses - w.first.losses
     would_help = losses < 10 or 4 * losses <= w.applied
     if "inf" in kinds and w.computes_in_float16 and not w.run.data.bad_rows:
         would_help = False  # a float16 sum may be infinite until the loss scale is low
@@ -129,11 +116,9 @@ LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps.
 
 
 def bad_input(w: Watched) -> Texts:
-    is_new = w.last.skips.total != w.before.skips.total
     reasons = [why for _, why in w.skipped_in_epoch]
-    if w.is_stalled or not is_new or reasons[-1:] != [GRADIENTS]:
-        return  # `stall` is told, or it was no gradient
-    if models.layer_with_bad_input(w.run.model, w.faults):
+    is_new = w.last.own != w.before.own and reasons[-1:] == [GRADIENTS]
+    if is_new and not w.is_stalled:  # `stall` is told with its causes
         for text in causes.of_input(causes.seen_now(w)):
             yield w.run.in_epoch + text
 
@@ -145,9 +130,7 @@ def many_bad_losses(w: Watched) -> Texts:
         return
     likely = causes.what_to_look_at(w)
     if models.ends_in_float16(w.run.model):
-        likely = """\
-Most likely the loss is computed in float16, and overflows there. Compute the loss in \
-float32: give the last layer dtype="float32", and cast to tf.float32 before you sum."""
+        likely = f"Most likely: {LOSS_IN_FLOAT16}"
     yield f"""\
 With nonfinite_loss="skip" the loss scale ignores a bad loss. But ten steps in a row, \
 or more than one in five, had one, so {count} of them counted as \
@@ -159,21 +142,23 @@ def stall(w: Watched) -> Texts:
     """With a list: what was seen, and the first cause that is true."""
     if not w.is_stalled:
         return
-    skips, seen = w.last.skips, causes.seen_now(w)
-    where = w.batches.where([skips.total - 1]).replace("at", "the last at", 1)
-    lines = [f"{skips.in_a_row} steps in a row were skipped{w.unit}{where}."]
-    lines[0] += f" The loss scale is {w.last.shown}."
+    now, seen = w.last, causes.seen_now(w)
+    where = w.batches.where([now.own - 1]).replace("at", "the last at", 1)
+    lines = [
+        f"{now.in_a_row} steps in a row were skipped{w.unit}{where}. "
+        f"The loss scale is {now.shown}."
+    ]
     if seen.loss:
         name = models.name_of_loss(w.run.model, w.run.logs)
-        times = f", at each of the last {skips.bad_losses} steps"
+        times = f", at each of the last {now.bad_losses} steps"
         # A sum may be infinite in float16, and its gradients finite.
         is_sum = seen.loss == "inf" and w.computes_in_float16
         help_ = "the loss scale did not make it so"
-        if w.last.loss_scale <= 1.0 and not is_sum:
+        if now.loss_scale <= 1.0 and not is_sum:
             help_ = "no loss scale can help"
         lines.append(
             f"The loss itself{name} is {WORDS[seen.loss]}, before it is scaled"
-            f"{times if skips.bad_losses > 1 else ''}: {help_}."
+            f"{times if now.bad_losses > 1 else ''}: {help_}."
         )
     if seen.gradients:
         names = models.listed(seen.gradients)
@@ -188,26 +173,23 @@ def stall(w: Watched) -> Texts:
 
 
 def left_out(w: Watched) -> Texts:
-    start, now = w.epoch_began, w.last
-    count = now.skips.left_out - start.skips.left_out
-    steps = now.applied - start.applied + count
-    are_many, is_spike = count > 1 and steps < 10 * count, now.spikes is not None
-    if not count or (is_spike and not are_many):  # `spike` is told of a few
-        return
-    numbers = [number for number, why in w.skipped_in_epoch if why == LEFT_OUT]
-    text = f"""\
-{w.run.in_epoch}Steps were skipped as {w.optimizer.guard.left_out_as}\
-{w.batches.where(numbers)}."""
-    if are_many:
+    count = w.last.left_out - w.epoch_began.left_out
+    steps = w.last.applied - w.epoch_began.applied + count
+    if count > 1 and steps < 10 * count:
         text = f"""\
 {w.run.in_epoch}{count} of {steps} finite steps were skipped as \
 {w.optimizer.guard.left_out_as}, more than a tenth. The model does not learn from \
 these batches."""
-    if are_many and is_spike:
-        text += """\
+        if w.last.spikes is not None:
+            text += """\
  Most often gradients vary more than the SpikeGuard expects: raise its `threshold` or \
 `min_ratio`. If batches are damaged, repair the data."""
-    yield text
+        yield text
+    elif count and w.last.spikes is None:  # `spike` is told of a few
+        numbers = [number for number, why in w.skipped_in_epoch if why == LEFT_OUT]
+        yield f"""\
+{w.run.in_epoch}Steps were skipped as {w.optimizer.guard.left_out_as}\
+{w.batches.where(numbers)}."""
 
 
 def unchecked_weights(w: Watched) -> Texts:
@@ -224,12 +206,13 @@ falls, and then the monitor says which of these it is."""
 
 
 def underflow(w: Watched) -> Texts:
-    if len(w.rooms) < w.patience or not w.computes_in_float16:
+    rooms = [room for room in w.rooms if room < math.inf]
+    if len(rooms) < w.patience or not w.computes_in_float16:
         return
-    room = math.floor(min(w.rooms))
-    possible = math.floor(math.log2(w.last.loss_scale) + min(w.rooms)) - _RESERVE
+    room = math.floor(min(rooms))
+    possible = math.floor(math.log2(w.last.loss_scale) + min(rooms)) - _RESERVE
     yield f"""\
-Gradients may underflow: for {len(w.rooms)} epochs no step was skipped, and the \
+Gradients may underflow: for {len(rooms)} epochs no step was skipped, and the \
 largest scaled gradient that was read was {room} doublings below 65504, where float16 \
 ends. Only {max(40 - room, 0)} of float16's 40 doublings are left below it, and \
 smaller gradients become zero. The loss scale is {w.last.shown}, and could be \
@@ -241,11 +224,12 @@ smaller gradients become zero. The loss scale is {w.last.shown}, and could be \
 
 
 def all_zero(w: Watched) -> Texts:
+    is_zero = w.rooms[-w.patience :] == [math.inf] * w.patience
     is_low = w.last.loss_scale < 2.0**40 and w.computes_in_float16
-    if w.zeros < w.patience or not is_low or not w.run.model.trainable_weights:
+    if not (is_zero and is_low and w.run.model.trainable_weights):
         return
     text = f"""\
-All gradients that were read were zero, for {w.zeros} epochs in which no step was \
+All gradients that were read were zero, for {w.patience} epochs in which no step was \
 skipped. Either the loss does not depend on the weights, or gradients underflow at a \
 loss scale of {w.last.shown}: HeadroomLossScale(2.0**40) begins high, and finds it by \
 itself."""
@@ -258,9 +242,8 @@ itself."""
 def replaced(run: Run) -> Texts:
     compiled = getattr(run.model, "optimizer", None)
     is_theirs = keras_versions.is_own_wrapper(compiled)
-    is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
     is_idle = not any(w.applied or w.skipped_in_epoch for w in run.watched)
-    if is_theirs and is_idle:
+    if is_theirs and is_idle and not isinstance(compiled, LossScaleOptimizer):
         names = " and ".join(w.name for w in run.watched if w.name)
         yield f"""\
 In this epoch {names or "the watched optimizer"} made no step, and `model.optimizer` \
@@ -271,10 +254,8 @@ which keeps the loss scale."""
 
 
 def restored(run: Run) -> Texts:
-    times, names = 0, [""]
-    if run.statistics is not None and run.has_skipped:
-        times, names = run.statistics.read()
-    if times:
+    times, names = run.put_back
+    if times and run.has_skipped:
         yield f"""\
 Variables that are not trained, such as BatchNormalization's statistics, held inf or \
 NaN after a batch, and were put back to their values from before it: \
@@ -288,7 +269,8 @@ def statistics(run: Run) -> Texts:
     ignored = {id(variable) for variable in run.infinite}
     for w in run.watched:
         ignored |= {id(v) for v in models.accumulators(run.model, w.faults).values()}
-    found = [v for v in models.statistics_of(run.model) if id(v) not in ignored]
+    found = models.untrained(run.model, of_frozen=False)
+    found = [variable for variable in found if id(variable) not in ignored]
     bad = models.nonfinite(run.model, found)
     if bad:
         text = f"""\
@@ -304,21 +286,23 @@ checkpoint, or reset them, and keep the data and that layer's inputs finite."""
 
 #: What a monitor may say, in the order in which it asks. `asking` explains a row.
 FINDINGS: List[Finding] = [
-    Finding(BEGIN, MODEL, EVER, sharpness),
-    Finding(BEGIN, MODEL, EVER, backup),
-    Finding(BEGIN, MODEL, EVER, unbuilt),
-    Finding(LOOK, OPTIMIZER, EVER, spike),
-    Finding(LOOK, OPTIMIZER, EPOCH, bad_losses),
-    Finding(LOOK, OPTIMIZER, EPOCH, bad_input),
-    Finding(LOOK, OPTIMIZER, EPOCH, many_bad_losses),
-    Finding(LOOK, OPTIMIZER, SKIPS, stall, stops=True, tells=(statistics,)),
-    Finding(EPOCH_END, OPTIMIZER, EPOCH, left_out),
-    Finding(EPOCH_END, OPTIMIZER, TRAINING, unchecked_weights),
-    Finding(EPOCH_END, OPTIMIZER, EVER, underflow),
-    Finding(EPOCH_END, OPTIMIZER, EVER, all_zero),
-    Finding(EPOCH_END, MODEL, EVER, replaced),
-    Finding(EPOCH_END, MODEL, EVER, restored),
-    Finding(EPOCH_END, MODEL, None, statistics),
+    Finding("begin", "model", "training", sharpness),
+    Finding("begin", "model", "training", backup),
+    Finding("begin", "model", "training", unbuilt),
+    Finding("look", "optimizer", "process", spike),
+    Finding("look", "optimizer", "epoch", bad_losses),
+    Finding("look", "optimizer", "epoch", bad_input),
+    Finding("look", "optimizer", "epoch", many_bad_losses),
+    Finding(
+        "look", "optimizer", "skips in a row", stall, stops=True, tells=(statistics,)
+    ),
+    Finding("epoch end", "optimizer", "epoch", left_out),
+    Finding("epoch end", "optimizer", "training", unchecked_weights),
+    Finding("epoch end", "optimizer", "process", underflow),
+    Finding("epoch end", "optimizer", "process", all_zero),
+    Finding("epoch end", "model", "training", replaced),
+    Finding("epoch end", "model", "training", restored),
+    Finding("epoch end", "model", None, statistics),
 ]
 
 
@@ -326,29 +310,29 @@ FINDINGS: List[Finding] = [
 
 
 def summary(run: Run) -> Texts:
-    yield from map(_summary_of, run.watched)
-    times, _ = run.statistics.read() if run.statistics else (0, [])
+    for w in run.watched:
+        yield _summary_of(w)
+    times, _ = run.put_back
     if times:
         yield f"Batches after which statistics were put back: {times}."
 
 
 def _summary_of(w: Watched) -> str:
-    start, now = w.first, w.last
-    skipped = w.skipped(now) - w.skipped(start)
-    left_out = now.skips.left_out - start.skips.left_out
-    losses = now.skips.losses - start.skips.losses
+    first, now = w.first, w.last
     line = f"Loss scale{f' of {w.name}' if w.name else ''}: {w.applied} steps applied, "
-    line += f"{skipped} skipped in this fit{w.unit}; "
+    line += f"{w.skipped(now) - w.skipped(first)} skipped in this fit{w.unit}; "
     if w.shares:
-        line += f"shared, with {now.skipped - start.skipped} steps skipped for all; "
+        line += f"shared, with {now.skipped - first.skipped} steps skipped for all; "
     low, high = scale_text(w.lowest), scale_text(w.highest)
     line += f"it is {now.shown}, and was read between {low} and {high}."
-    if losses:
+    if now.losses > first.losses:
+        losses = now.losses - first.losses
         line += f" Steps skipped for a loss that was not finite: {losses}."
     if w.spikes:
         line += f" Spikes skipped: {w.spikes}, the last {_last_spike(w)}."
-    elif left_out:
-        line += f" Steps left out as {w.optimizer.guard.left_out_as}: {left_out}."
+    elif now.left_out > first.left_out:
+        left_out = f"{w.optimizer.guard.left_out_as}: {now.left_out - first.left_out}"
+        line += f" Steps left out as {left_out}."
     if not math.isnan(w.headroom):
         line += f" Headroom: {w.headroom:.1f} doublings."
     return line

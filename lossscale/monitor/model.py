@@ -22,7 +22,7 @@ _NAMED = 5  # the most variables or rows that a message names
 _MOST_BYTES = 2**31  # data of this size are looked at in a second or two
 _KERAS = ("keras", "tf_keras", "tensorflow")
 _NONE_FOUND = """\
-`model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
+`model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}. Write
 
     model.compile(lossscale.LossScaleOptimizer(optimizer), ...)
 
@@ -30,18 +30,14 @@ or, for optimizers that are not attributes of the model,
 
     LossScaleMonitor(optimizers={{"name": optimizer}})
 """
-_WRAPPED_BY_KERAS = """\
-, Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
 
 
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
     """Returns the optimizers of the argument `name`. A single one has an empty name."""
-    optimizers = value
+    optimizers, listed = value, value if isinstance(value, (list, tuple)) else [value]
     if not isinstance(value, dict):
-        listed = value if isinstance(value, (list, tuple)) else [value]
-        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(listed)}
-        if len(listed) == 1:
-            optimizers = {"": listed[0]}
+        names = [f"optimizer_{i}" for i in range(len(listed))]
+        optimizers = dict(zip(names if len(listed) > 1 else [""], listed))
     are_named = all(isinstance(key, str) for key in optimizers)
     are_ours = all(isinstance(o, LossScaleOptimizer) for o in optimizers.values())
     if not (optimizers and are_named and are_ours):
@@ -54,10 +50,9 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
 
 
 def optimizers_of(model: Any) -> Dict[str, Any]:
-    """Returns the optimizers of a model by the names of its attributes, or raises.
+    """Returns the compiled optimizer and those in a model's attributes, or raises.
 
-    They are the compiled one, and those in its attributes, as a GAN has them. A single
-    one has an empty name.
+    They have the attributes' names, and a single one an empty name.
     """
     compiled = getattr(model, "optimizer", None)
     pairs = [("optimizer", compiled), *attributes_of(model)]
@@ -66,20 +61,20 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
         is_new = not any(value is other for other in optimizers.values())
         if isinstance(value, LossScaleOptimizer) and is_new:
             optimizers[name.strip("_")] = value
-    if len(optimizers) == 1:
-        return dict(zip([""], optimizers.values()))
     if optimizers:
-        return optimizers
+        is_single = len(optimizers) == 1
+        return dict(zip([""], optimizers.values())) if is_single else optimizers
     # A user with other optimizers may not know the one that Keras compiles by default.
     others = [
         f"model.{name.strip('_')} = {shown(value)}"
         for name, value in pairs
         if hasattr(value, "apply_gradients") and value is not compiled
     ]
-    is_theirs = keras_versions.is_own_wrapper(compiled) and not others
     got = ", ".join(others) or shown(compiled)
-    why = _WRAPPED_BY_KERAS if is_theirs else ""
-    raise TypeError(_NONE_FOUND.format(got=got, why=why))
+    if keras_versions.is_own_wrapper(compiled) and not others:
+        got += ", Keras's own: under mixed_float16 `compile` wraps any optimizer "
+        got += "without a wrapper"
+    raise TypeError(_NONE_FOUND.format(got=got))
 
 
 def attributes_of(model: Any) -> Iterator[Tuple[str, Any]]:
@@ -92,7 +87,7 @@ def attributes_of(model: Any) -> Iterator[Tuple[str, Any]]:
             yield from ((f"{name}_{key}", value) for key, value in items)
 
 
-def _dtypes_of(model: Any) -> List[str]:
+def dtypes_of(model: Any) -> List[str]:
     """Returns the dtypes of the layers that compute, not of those that hold others."""
     dtypes = []
     for layer in keras_versions.layers_of(model):
@@ -103,20 +98,13 @@ def _dtypes_of(model: Any) -> List[str]:
     return dtypes
 
 
-def computes_in_float16(optimizer: Any, model: Any) -> bool:
-    """Whether a layer does, or gradients are added up in it. No layers: perhaps."""
-    dtypes = _dtypes_of(model)
-    added_up = getattr(optimizer, "communication_dtype", None)
-    return "float16" in [*dtypes, added_up] or not dtypes
-
-
 def ends_in_float16(model: Any) -> bool:
     """Whether an output is float16, or each layer if the outputs are not known."""
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
     dtypes = [tf.as_dtype(output.dtype).name for output in outputs]
     if dtypes:
         return "float16" in dtypes
-    return set(_dtypes_of(model)) == {"float16"}
+    return set(dtypes_of(model)) == {"float16"}
 
 
 def name_of_loss(model: Any, logs: Any) -> str:
@@ -128,30 +116,24 @@ def name_of_loss(model: Any, logs: Any) -> str:
     bad = [n for n in outputs if not np.isfinite(losses.get(f"{n}_loss", 0.0))]
     if bad:
         return f" of output {' and '.join(dict.fromkeys(bad))}"
-    names = []
-    for loss in tf.nest.flatten(named):  # names, functions and objects
-        name = getattr(loss, "__name__", None) or getattr(loss, "name", loss)
-        if isinstance(name, str) and name != "<lambda>":
-            names.append(name)
+    names = [  # of names, functions and objects
+        getattr(loss, "__name__", None) or getattr(loss, "name", loss)
+        for loss in tf.nest.flatten(named)
+    ]
+    names = [name for name in names if isinstance(name, str) and name != "<lambda>"]
     return f" ({', '.join(names)})" if names else ""
 
 
-def statistics_of(model: Any) -> List[Variable]:
-    """Returns the variables, not trained, that a forward pass may change."""
-    # A forward pass changes none of a frozen layer. Inner layers come last: one may be
-    # trained within a frozen one.
+def untrained(model: Any, *, of_frozen: bool) -> List[Variable]:
+    """Returns the variables that are not trained, of frozen layers or of all others.
+
+    Those of others are statistics: a forward pass may change them.
+    """
+    # Inner layers come last: one may be trained within a frozen one.
     layers = keras_versions.layers_of(model)
-    frozen = {id(v): not layer.trainable for layer in layers for v in layer.weights}
+    is_frozen = {id(v): not layer.trainable for layer in layers for v in layer.weights}
     found = keras_versions.statistics_of(model)
-    return [variable for variable in found if not frozen.get(id(variable))]
-
-
-def weights_of(model: Any) -> List[Variable]:
-    """Returns the weights of a model, those of frozen layers as well."""
-    changed = {id(variable) for variable in statistics_of(model)}
-    others = keras_versions.statistics_of(model)
-    frozen = [variable for variable in others if id(variable) not in changed]
-    return [*model.trainable_weights, *frozen]
+    return [v for v in found if is_frozen.get(id(v), False) == of_frozen]
 
 
 def nonfinite(model: Any, variables: Sequence[Variable]) -> List[Fault]:
@@ -191,9 +173,7 @@ def layer_with_bad_input(
     finite, so are these, and a NaN in the kernel's gradient is of the input.
     """
     kinds = {id(variable): kind for variable, kind in faults}
-    if "nan" not in kinds.values():
-        return None
-    for layer in keras_versions.layers_of(model):
+    for layer in keras_versions.layers_of(model) if kinds else ():
         kernel, bias = (getattr(layer, name, None) for name in ("kernel", "bias"))
         are_trained = all(getattr(v, "trainable", False) for v in (kernel, bias))
         if are_trained and kinds.get(id(kernel)) == "nan" and id(bias) not in kinds:
@@ -203,14 +183,11 @@ def layer_with_bad_input(
 
 
 class Data(NamedTuple):
-    """What is known of the data of a `fit`.
+    """What is known of the data of a `fit`."""
 
-    Attributes:
-      bad_rows: Which rows of its arrays hold inf or NaN. None: it is not known.
-      is_shuffled: Whether each epoch has the rows of its arrays in another order.
-    """
-
+    #: Which rows of its arrays hold inf or NaN. None: it is not known.
     bad_rows: Optional[List[int]]
+    #: Whether each epoch has the rows of its arrays in another order.
     is_shuffled: bool
 
 

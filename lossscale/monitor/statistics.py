@@ -10,11 +10,9 @@ before each batch and each test, and at the end of an epoch:
   if a statistic is not finite: statistics = copy
 ```
 
-All of it happens on the device. The host reads only how often, once per epoch.
-
-Statistics are all floating-point variables that are not trained, on each replica of
-this process. Those of metrics are left out, those of frozen layers, which no forward
-pass updates, and those that are not finite when this begins.
+All of it happens on the device. Statistics are all floating-point variables that are
+not trained, on each replica of this process, but for those of metrics, of frozen
+layers, which no forward pass updates, and those that are not finite as this begins.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.check import all_finite
-from lossscale.monitor.model import statistics_of
+from lossscale.monitor.model import untrained
 from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Tensor, Variable
 
@@ -35,13 +33,12 @@ class Statistics:
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
         # Plain variables, one on each replica, that any context may assign to.
         local = model.distribute_strategy.experimental_local_results
-        pairs = [(v, local(keras_versions.tensor_of(v))) for v in statistics_of(model)]
+        found = untrained(model, of_frozen=False)
+        pairs = [(v, local(keras_versions.tensor_of(v))) for v in found]
         pairs = [pair for pair in pairs if all(map(all_finite, pair[1]))]
         self._variables, parts = [v for v, _ in pairs], [part for _, part in pairs]
-        counts = [
-            local(keras_versions.tensor_of(optimizer.applied_steps))
-            for optimizer in optimizers
-        ]
+        applied = [keras_versions.tensor_of(o.applied_steps) for o in optimizers]
+        counts = [local(count) for count in applied]
         self._records = [optimizer.engine.record for optimizer in optimizers]
         # Those of one device and dtype are one tensor: a hundred small ones take longer
         # to hand over than to copy.

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Dict, Hashable, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.monitor import model as models
 from lossscale.monitor.batches import Batches
-from lossscale.monitor.model import (
-    Data,
-    Fault,
-    computes_in_float16,
-    data_of_fit,
-    nonfinite,
-)
-from lossscale.monitor.reading import Reading, backoffs, read
+from lossscale.monitor.reading import Reading, read
 from lossscale.monitor.statistics import Statistics
 from lossscale.runtime import keras_versions
 from lossscale.runtime.aliases import Variable
@@ -31,10 +25,7 @@ class Run:
     """One training, the `training`-th that the monitor watches.
 
     Attributes:
-      said: What was said of the model, and when: see `asking`.
       epoch: The number of the epoch, from 0 on, None if nobody told it.
-      epochs: How many epochs have begun.
-      logs: Keras's logs at the last look.
       infinite: The variables, not trained, that are infinite from the first, as the
         least value of a layer of one's own.
       build_error: Why the model could not be built before its first batch.
@@ -53,7 +44,9 @@ class Run:
         self.monitor, self.model, self.watched = monitor, monitor.model, watched
         self.training = training
         self.infinite: List[Variable] = []
-        self.said: Dict[Any, Hashable] = {}
+        self.said: Dict[Any, Any] = {}
+        for w in watched:
+            w.run = self
 
     def begin(self) -> None:
         """Reads the starting values, after other callbacks may have restored state."""
@@ -63,14 +56,12 @@ class Run:
         self.begin_epoch()
         if self.model.built:
             untrained = keras_versions.statistics_of(self.model)
-            faults = nonfinite(self.model, untrained)
+            faults = models.nonfinite(self.model, untrained)
             self.infinite = [variable for variable, kind in faults if kind == "inf"]
         # Keras 2 keeps the number in a variable with a private name.
         for name in ("steps_per_execution", "_steps_per_execution"):
-            number = getattr(self.model, name, None)
-            if number is not None:
-                number = int(tf.convert_to_tensor(number))
-                self.batches_in_call = max(self.batches_in_call, number)
+            number = int(tf.convert_to_tensor(getattr(self.model, name, None) or 1))
+            self.batches_in_call = max(self.batches_in_call, number)
 
     def look(self) -> None:
         for w in self.watched:
@@ -92,16 +83,20 @@ class Run:
         """Whether steps were skipped in this epoch."""
         return any(w.has_skipped for w in self.watched)
 
+    @property
+    def put_back(self) -> Tuple[int, List[str]]:
+        """After how many batches statistics were put back, and their names."""
+        return (0, []) if self.statistics is None else self.statistics.read()
+
     @cached_property
-    def data(self) -> Data:
-        return data_of_fit(self.model)
+    def data(self) -> models.Data:
+        return models.data_of_fit(self.model)
 
 
 class Watched:
     """One optimizer, through all trainings that a monitor watches.
 
     Attributes:
-      said: What was said of it, and when: see `asking`.
       name: The prefix of its messages and logs; empty if it is the only one.
       shares: Whether another watched optimizer shares its loss scale.
       first, before, last: The readings as the training began, the last but one, and
@@ -109,13 +104,11 @@ class Watched:
       epoch_began: The reading as the epoch began.
       lowest, highest: The loss scales that were read since the training began.
       largest, headroom: The last ones that were known. NaN: none was.
-      rooms: The least headrooms of the last epochs, if none of them skipped a step or
-        had little room.
-      zeros: How many of the last epochs skipped no step, and had no gradient but zero.
+      rooms: The least headrooms of the last epochs, infinite if all gradients were
+        zero, since one skipped a step or had little room.
     """
 
     name, shares = "", False
-    zeros = 0
     largest = headroom = math.nan
     run: Run
     first: Reading
@@ -124,7 +117,7 @@ class Watched:
 
     def __init__(self, optimizer: Any, patience: int) -> None:
         self.optimizer, self.patience = optimizer, patience
-        self.said: Dict[Any, Hashable] = {}
+        self.said: Dict[Any, Any] = {}
         self.rooms: List[float] = []
         self._stuck = 0.0
 
@@ -136,35 +129,30 @@ class Watched:
 
     def begin_epoch(self, batches: Optional[int] = None) -> None:
         self.epoch_began, self.batches = self.last, Batches(self.optimizer, batches)
-        # Of what is read in this epoch: the least, and whether no gradient is but zero.
-        self._room, self._is_zero = math.inf, True
+        self._rooms: List[float] = []  # that were read in this epoch
 
     def see(self, reading: Reading) -> None:
         before, self.before, self.last = self.last, self.last, reading
         self.lowest = min(self.lowest, reading.loss_scale)
         self.highest = max(self.highest, reading.loss_scale)
-        if reading.headroom is not None:
-            self.headroom = reading.headroom
-            self._room = min(self._room, reading.headroom)
-        self._is_zero = self._is_zero and reading.largest == 0.0
-        if reading.largest is not None and math.isfinite(reading.largest):
+        if reading.headroom is not None and reading.largest is not None:
             self.largest = reading.largest
+            self._rooms.append(reading.headroom)
+            if self.largest > 0.0:
+                self.headroom = reading.headroom
         if reading.applied == 0:
-            lowered = backoffs(self.scale, before.loss_scale, reading.loss_scale)
+            lowered = _backoffs(self.scale, before.loss_scale, reading.loss_scale)
             lowered *= int(getattr(self.scale, "hysteresis", 1))
-            skipped = reading.skips.nonfinite - before.skips.nonfinite
-            stuck = max(skipped - lowered, 0.0)
+            stuck = max(reading.nonfinite - before.nonfinite - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
 
     def end_epoch(self) -> None:
+        room = min(self._rooms, default=math.nan)
         # A scale that overflows is not too low: gradients of activations count, too.
-        if self.has_skipped or self._room <= _FAR_BELOW:
+        if self.has_skipped or room <= _FAR_BELOW:
             self.rooms = []
-        elif self._room < math.inf:
-            self.rooms.append(self._room)
-        is_idle = self.last.applied == self.epoch_began.applied
-        is_zero = self._is_zero and not is_idle and not self.has_skipped
-        self.zeros = self.zeros + 1 if is_zero else 0
+        elif self._rooms and self.last.applied != self.epoch_began.applied:
+            self.rooms.append(room)
 
     @property
     def applied(self) -> int:
@@ -179,15 +167,14 @@ class Watched:
     @property
     def skipped_in_epoch(self) -> List[Tuple[int, str]]:
         """The numbers of its skipped steps in this epoch, and why: the last ones."""
-        skips, before = self.last.skips, self.epoch_began.skips.total
-        pairs = enumerate(skips.last, skips.total - len(skips.last))
-        return [(number, why) for number, (_, why) in pairs if number >= before]
+        last = self.last.last
+        pairs = enumerate(last, self.last.own - len(last))
+        return [(n, why) for n, (_, why) in pairs if n >= self.epoch_began.own]
 
     @property
     def run_of_skips(self) -> Tuple[int, int]:
         """What tells a run of skipped steps from others: how many were before it."""
-        skips = self.last.skips
-        return self.run.training, skips.nonfinite - skips.in_a_row
+        return self.run.training, self.last.nonfinite - self.last.in_a_row
 
     @property
     def is_stalled(self) -> bool:
@@ -197,15 +184,14 @@ class Watched:
         scale, since a scale that starts too high must fall until it fits. That does not
         mend a loss that is not finite: the third such loss in a row is a stall, too.
         """
-        skips = self.last.skips
         is_search = not self.last.applied and self._stuck < self.patience
-        is_long = skips.in_a_row >= self.patience and not is_search
-        return is_long or skips.bad_losses >= BAD_LOSSES
+        is_long = self.last.in_a_row >= self.patience and not is_search
+        return is_long or self.last.bad_losses >= BAD_LOSSES
 
     @property
     def until_stall(self) -> int:
         """After how many more steps there may be a stall, if all are skipped."""
-        in_a_row = self.last.skips.in_a_row
+        in_a_row = self.last.in_a_row
         is_long = in_a_row >= self.patience  # during the search
         left = self.patience - (int(self._stuck) if is_long else in_a_row)
         return left if left > 0 else self.patience
@@ -220,17 +206,16 @@ class Watched:
         return self.optimizer.loss_scale
 
     @property
-    def floor(self) -> float:
-        return getattr(self.scale, "min_loss_scale", 0.0)
-
-    @property
-    def faults(self) -> List[Fault]:
+    def faults(self) -> List[models.Fault]:
         """The variables whose gradients were not finite at the last such step."""
         return [(f.variable, f.kind) for f in self.optimizer.nonfinite_gradients()]
 
     @property
     def computes_in_float16(self) -> bool:
-        return computes_in_float16(self.optimizer, self.run.model)
+        """Whether a layer does, or gradients are added up in it. No layers: perhaps."""
+        dtypes = models.dtypes_of(self.run.model)
+        added_up = getattr(self.optimizer, "communication_dtype", None)
+        return "float16" in [*dtypes, added_up] or not dtypes
 
     @property
     def unit(self) -> str:
@@ -240,15 +225,26 @@ class Watched:
 
     def skipped(self, reading: Reading) -> int:
         """Returns the skipped steps: only its own ones if the loss scale is shared."""
-        return reading.skips.nonfinite if self.shares else reading.skipped
+        return reading.nonfinite if self.shares else reading.skipped
 
     def add_to(self, logs: Dict[str, Any]) -> None:
         prefix, last = f"{self.name}_" if self.name else "", self.last
         logs[f"{prefix}loss_scale"] = last.loss_scale
         logs[f"{prefix}skipped_steps"] = self.skipped(last)
-        logs[f"{prefix}nonfinite_losses"] = last.skips.losses
+        logs[f"{prefix}nonfinite_losses"] = last.losses
         if last.spikes is not None:
             logs[f"{prefix}spikes"] = last.spikes
         if last.largest is not None:
             logs[f"{prefix}headroom"] = self.headroom
             logs[f"{prefix}largest_gradient"] = self.largest
+
+
+def _backoffs(loss_scale: Any, high: float, low: float) -> float:
+    """Returns how often a scale backs off from `high` to `low`, infinite if unknown."""
+    multiplier = getattr(loss_scale, "multiplier", None)
+    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
+    if low >= high:
+        return 0
+    if backoff >= 1 or low <= 0:
+        return math.inf
+    return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)

@@ -35,7 +35,8 @@ class LossScaleOptimizer:
     ```
 
     In a custom loop, call `scale_loss`, and apply the gradients, which unscales them.
-    To clip them, call `get_unscaled_gradients` first: docs/custom-loops.md.
+    To clip them, call `get_unscaled_gradients` first:
+    https://github.com/lossscale/lossscale/blob/main/docs/custom-loops.md.
 
     A step is applied only if the gradients were finite on every replica when they were
     unscaled, and their sum over the replicas is finite. Otherwise nothing changes on
@@ -53,9 +54,11 @@ class LossScaleOptimizer:
       initial_scale: A number, Keras's name for the first loss scale.
       dynamic_growth_steps: An integer, Keras's name for `increment_period`.
       communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange
-        gradients (docs/replicas.md), or None: their own dtypes.
+        gradients (https://github.com/lossscale/lossscale/blob/main/docs/replicas.md),
+        or None: their own dtypes.
       nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls at a skipped
-        step whose unscaled loss was NaN or infinite (docs/bad-batches.md).
+        step whose unscaled loss was NaN or infinite
+        (https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md).
       gather: A function by which workers agree that `tf.distribute` does not know, or
         None. It is given a `float32` vector, and returns those of all workers as the
         rows of a matrix: `lambda x: hvd.allgather(x[tf.newaxis])`. It is in no config.
@@ -70,7 +73,8 @@ class LossScaleOptimizer:
       TypeError: An argument has the wrong type, or is given under two names.
       ValueError: An argument is out of range, or `inner_optimizer` cannot be wrapped.
 
-    Source: Keras's own `LossScaleOptimizer`: docs/origins.md.
+    Source: Keras's own `LossScaleOptimizer`:
+      https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.
@@ -403,7 +407,8 @@ class LossScaleOptimizer:
 
         It takes over the inner optimizer, and so `iterations`, slots and the learning
         rate. This one raises an error from now on. So compile the model with the new
-        one, and create functions and `tf.train.Checkpoint`s again: docs/setting.md.
+        one, and create functions and `tf.train.Checkpoint`s again:
+        https://github.com/lossscale/lossscale/blob/main/docs/setting.md.
 
         ```
         scale = lossscale.FixedLossScale(float(optimizer.loss_scale), True)

@@ -93,7 +93,7 @@ class LossScaleEngine(tf.Module):
 
     All rules are those of `LossScaleOptimizer`, which holds an engine. A checkpoint
     holds the loss scale and `applied_steps`; your optimizer saves its own slots.
-    docs/custom-loops.md has a program.
+    https://github.com/lossscale/lossscale/blob/main/docs/custom-loops.md has a program.
 
     Args:
       loss_scale: Whatever `lossscale.get` accepts, except None. Engines may share one:
@@ -110,7 +110,8 @@ class LossScaleEngine(tf.Module):
       ValueError: An argument is out of range, or does not fit the loss scale or the
         strategy.
 
-    Source: Keras 3's `LossScaleOptimizer`: docs/origins.md.
+    Source: Keras 3's `LossScaleOptimizer`:
+      https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     _is_replaced = False

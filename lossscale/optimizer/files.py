@@ -29,11 +29,6 @@ an .h5 file, and wait until the optimizer is built. Build it, and save again:
 
     model.optimizer.build(model.trainable_variables)
 """
-NOT_READ = """\
-The optimizer is not built, so its state was not read. Build it, and read it again:
-
-    model.optimizer.build(model.trainable_variables)
-"""
 _DO_NOT_FIT = """\
 The slots that an .h5 file holds were not restored: they do not fit the variables that \
 the optimizer trains. They begin with their first values.

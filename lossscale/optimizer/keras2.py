@@ -22,7 +22,6 @@ from lossscale.optimizer.dialect import Dialect, delegated, forwarded
 from lossscale.runtime import float16_weights, keras_versions, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
-from lossscale.runtime.loss_scale_warning import warn
 
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
 _TRACKED = "_lossscale_tracked"
@@ -389,8 +388,11 @@ class _New(Keras2Base):
         if named and files.fit(listed, [*values, *named.values()]):
             for (_, variable), value in zip(listed, [*values, *named.values()]):
                 variable.assign(value)
-        elif not self._has_slots:
-            warn(files.NOT_READ)  # the slots that it will have may be as many
+        elif not self._has_slots or len(values) < len(inner):
+            # One of the two optimizers is not built. Keras logs that it reads nothing,
+            # unless both numbers of variables happen to be equal.
+            is_equal = len(read) == len(self._all_variables())
+            super().load_own_variables({} if is_equal else read)  # type: ignore[misc]
         else:
             super().set_weights([*values, *named.values()])
 

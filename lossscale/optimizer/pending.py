@@ -139,8 +139,9 @@ class StepState:
 
     def note_returned(self, grads: Grads, where: Flag) -> None:
         """Notes what `LossScale.unscale` returned if that may be of this optimizer."""
-        waiting = select(where, 2.0 * self.waiting, self.waiting)
-        self.waiting.assign(waiting, read_value=False)
+        if not mode.current().knows_values:  # there Python knows it: see `Uses.unscale`
+            waiting = select(where, 2.0 * self.waiting, self.waiting)
+            self.waiting.assign(waiting, read_value=False)
         number = _number_of(grads)
         if number is not None:
             given = select(where, -number, self.given)

@@ -20,7 +20,7 @@ from lossscale.provenance.origins import (
 )
 from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.provenance.warnings import Reads
-from lossscale.runtime import graphs, op_callbacks, replicas
+from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale, Observer, Product
@@ -47,8 +47,6 @@ class Uses(Observer):
         #: Whether a loss was scaled since gradients were unscaled. Where an optimizer
         #: has a state, that knows it better.
         self.is_scaled = False
-        #: Each replica's `last_scale` of eager mode.
-        self._in_eager: Dict[object, Scalar] = {}
 
     @property
     def has_several(self) -> bool:
@@ -84,7 +82,8 @@ class Uses(Observer):
         scaled = as_they_are(grads)
         with op_callbacks.paused():
             last = now = loss_scale._value()
-            states = [each.state for each in self._with_state()]
+            optimizers = self._with_state()
+            states = [optimizer.state for optimizer in optimizers]
             free: List[Optional[Flag]] = [None] * len(states)
             if states:
                 scales = tf.stack([state.read().number for state in states])
@@ -93,12 +92,13 @@ class Uses(Observer):
                     waits = tf.logical_and(scales > 0.0, waiting > 0.0)
                     has_own = tf.logical_and(waits, waiting >= 1.0)
                     # If the only loss that waits is an optimizer's own, they are that
-                    # one's. If no own loss waits, they may be anybody's.
+                    # one's. If no own loss waits, they may be anybody's: eager mode
+                    # sees later whose, as a graph may not.
                     is_one = tf.math.count_nonzero(waits) < 2
-                    are_its = tf.logical_and(has_own, is_one)
-                    free = tf.unstack(
-                        tf.where(tf.reduce_any(has_own), are_its, waiting < 1.0)
-                    )
+                    is_its = tf.logical_and(has_own, is_one)
+                    if not mode.current().knows_values:
+                        is_its = tf.where(tf.reduce_any(has_own), is_its, waiting < 1.0)
+                    free = tf.unstack(is_its)
                     is_any = tf.logical_or(waits, tf.logical_not(tf.reduce_any(waits)))
                     scales = tf.where(is_any, scales, 0.0)
                 greatest = tf.reduce_max(scales)  # of several, it does the least harm
@@ -122,6 +122,11 @@ class Uses(Observer):
                 optimizer.warnings.is_unclear = False
             elif is_one or not optimizer.warnings.has_own:
                 optimizer.warnings.is_unclear = True
+        for optimizer, is_free in zip(optimizers, free):
+            # A function that was traced before may have scaled its loss.
+            is_known = mode.current().knows_values and is_free is not None
+            if is_known and not is_free and float(optimizer.state.waiting) > 0.0:
+                optimizer.warnings.is_unclear = True
         self._note_all_unscaled(unscaled)
         return unscaled
 
@@ -129,7 +134,9 @@ class Uses(Observer):
 
     def note_last_scale(self, loss_scale: Scalar) -> None:
         """S multiplied a loss, and an optimizer has no state that holds it."""
-        self._last_scales(graphs.current_graph())[replicas.this_one()] = loss_scale
+        graph = graphs.current_graph()
+        if graph is not None:
+            self._last_scales(graph)[replicas.this_one()] = loss_scale
 
     def note_unscaled(
         self,
@@ -155,14 +162,13 @@ class Uses(Observer):
         """Returns what `note_last_scale` was given here last, `now` if nothing was."""
         replica = replicas.this_one()
         for graph in graphs.visible_graphs():
-            scales = self._last_scales(graph)
-            if replica in scales:
-                last = scales[replica]
+            last = None if graph is None else self._last_scales(graph).get(replica)
+            if last is not None:
                 return last if graphs.is_visible(last) else now
         return now
 
     def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
-        return self._in_eager if graph is None else notes_of(graph, self, dict)
+        return notes_of(graph, self, dict)
 
     def _note_all_unscaled(self, unscaled: Grads, *sources: object) -> None:
         self.is_scaled = False

@@ -25,18 +25,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -71,7 +60,8 @@ class Fault:
     #: The cast of the call's inputs overflows, or is missing: they have two dtypes.
     is_cast: bool = False
     dtype: str = ""
-    kinds: Sequence[str] = ()  # of "inf", "-inf" and "nan"
+    #: Which of "inf", "-inf" and "nan" it holds.
+    kinds: List[str] = dataclasses.field(default_factory=list)
     largest: float = 0.0  # the largest finite magnitude of inputs and result
     sources: List[int] = dataclasses.field(default_factory=list)  # keys of bad inputs
     #: It is in the gradient that the call hands back, and `operation` computes that.
@@ -98,7 +88,7 @@ class Fault:
 class Advice:
     """Layers to make with dtype="float32", and operations whose inputs to cast."""
 
-    def __init__(self, keras: Any, faults: Sequence[Fault] = ()) -> None:
+    def __init__(self, keras: Any, faults: Tuple[Fault, ...] = ()) -> None:
         self.keras = keras
         #: By path, the calls of the layers, in the order in which they were added.
         self.layers: Dict[str, Call] = {}
@@ -120,8 +110,8 @@ class Advice:
         before = (len(self.layers), len(self.casts), self.widens_loss)
         if fault.call is not None:
             self._add(fault, fault.call.owner)
-        elif fault.dtype in SIXTEEN_BITS:
-            self.widens_loss = True
+        else:
+            self.widens_loss |= fault.dtype in SIXTEEN_BITS
         is_new = before != (len(self.layers), len(self.casts), self.widens_loss)
         self.faults += [fault] * is_new
         return is_new
@@ -147,7 +137,7 @@ class Advice:
     def complete(
         self,
         attempt_of: Callable[[Advice], Attempt],
-        run: Callable[[Any], Sequence[Fault]],
+        run: Callable[[Any], List[Fault]],
     ) -> str:
         """Adds what helps against the faults that `run` returns, until none does.
 
@@ -176,16 +166,15 @@ class Advice:
         is_keras3 = keras_versions.is_keras3(self.keras)
         cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
 
-        def sentence(text: str, call: Call, operation: str = "") -> str:
+        said = []
+        for call, operation in self.casts.values():
             name, kind = call.path, type(call.layer).__name__
-            return text.format(name=name, kind=kind, operation=operation, cast=cast)
-
-        said = [
-            sentence(_IN_CALL if call.is_layer else _OPERATION, call, operation)
-            for call, operation in self.casts.values()
-        ]
+            text = _IN_CALL if call.is_layer else _OPERATION
+            said.append(
+                text.format(name=name, kind=kind, operation=operation, cast=cast)
+            )
         models = [call for call in self.layers.values() if call.parent is None]
-        said += [sentence(_DATA, call) for call in models]
+        said += [_DATA.format(name=call.path) for call in models]
         said += [causes.LOSS_IN_FLOAT16] * self.widens_loss
         lines = dict.fromkeys(map(_line, self.layers.values()))
         indented = "".join(f"    {line}\n" for line in lines)
@@ -232,8 +221,6 @@ def _line(call: Call) -> str:
 class Attempt(Watcher):
     """A run of the model as if some advice had been followed, and its faults."""
 
-    sees_ops = True
-
     def __init__(self, advice: Advice) -> None:
         super().__init__()
         self._advice = advice
@@ -248,37 +235,34 @@ class Attempt(Watcher):
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
             makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
-            layers += (
-                keras_versions.layers_of(call.layer) if makes_some else [call.layer]
-            )
+            of_call = keras_versions.layers_of(call.layer)
+            layers += of_call if makes_some else [call.layer]
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
         with in_float32(advice.keras, layers), super().watching(model):
             yield
 
-    def see_op(self, kind: str, inputs: Any, outputs: Any) -> None:
+    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
+        if not self.is_watching:
+            return False
         call, floats = self.innermost, floats_in(list(inputs))
         # Integers are data, too.
         given = list(inputs) if kind == "Cast" else floats
         if call is None and derivative(calls.__file__) is not None:
             made_in = (self._made.get(key_of(tensor)) for tensor in floats)
             call = next(filter(None, made_in), None)
-        sources: Optional[List[Any]] = None
-        for output in filter(is_float, outputs):
-            self._made[key_of(output)] = call
-            if not is_bad(output):
-                continue
-            if sources is None:
-                sources = list(filter(is_bad, floats))
+        self._made.update((key_of(each), call) for each in filter(is_float, outputs))
+        for output in filter(is_bad, outputs):
             fault = _fault_of(call, kind, [*given, output])
-            for tensor in sources:
+            for tensor in filter(is_bad, floats):
                 key = key_of(tensor)
                 if key not in self.faults:  # a constant, or computed before this began
                     self.faults[key] = _fault_of(call, "given", [tensor])
                     self._look_closer(self.faults[key], [])
                 fault.sources.append(key)
-            if not sources:
+            if not fault.sources:
                 self._look_closer(fault, floats)
             self.faults[key_of(output)] = fault
+        return True
 
     def _look_closer(self, fault: Fault, floats: List[Any]) -> None:
         """Finds out whether this computes a derivative, of what, and in which call."""
@@ -335,22 +319,18 @@ class Attempt(Watcher):
 
     def origins(self, tensor: Any) -> List[int]:
         """Returns the keys of the faults, of finite numbers, that made a tensor bad."""
-        seen: Set[int] = set()
-        waiting, found = [key_of(tensor)], []
+        waiting, found = [key_of(tensor)], {}
         while waiting:
             key = waiting.pop()
-            if key in self.faults and key not in seen:
-                seen.add(key)
-                waiting += self.faults[key].sources
-                found += [] if self.faults[key].sources else [key]
-        return found
+            if key in self.faults and key not in found:
+                found[key] = self.faults[key]
+                waiting += found[key].sources
+        return [key for key, fault in found.items() if not fault.sources]
 
     @property
     def overflows(self) -> List[Fault]:
-        faults = self.faults.values()
-        return [
-            fault for fault in faults if fault.is_overflow and not fault.is_backward
-        ]
+        of_layers = [each for each in self.faults.values() if each.is_overflow]
+        return [fault for fault in of_layers if not fault.is_backward]
 
     def _copied(
         self, nest: Any, is_widened: bool, copy: Callable[..., Any] = tf.identity

@@ -87,9 +87,8 @@ class Call:
     @property
     def dtype(self) -> str:
         dtype = getattr(self.layer, "compute_dtype", None)
-        if dtype is None:
-            dtype = self.outputs[0].dtype.name if self.outputs else "float32"
-        return str(dtype)
+        of_outputs = [tensor.dtype.name for tensor in self.outputs]
+        return str(dtype or [*of_outputs, "float32"][0])
 
     @property
     def owner(self) -> Call:
@@ -114,8 +113,8 @@ class Watcher:
 
     #: Stands for the model around what its `train_step` calls.
     root: Optional[Call] = None
-    #: Whether `see_op` is told of each operation, and is told now.
-    sees_ops = _is_watching = False
+    #: Whether the context `watching` is open.
+    is_watching = False
 
     def __init__(self) -> None:
         self._here = threading.local()
@@ -137,28 +136,23 @@ class Watcher:
         self.calls.append(call)
         return outputs
 
-    def see_op(self, kind: str, inputs: Any, outputs: Any) -> None:
-        """Notes an operation of eager mode, if `sees_ops`."""
-
-    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
-        if self._is_watching:
-            self.see_op(kind, inputs, outputs)
-        return self._is_watching
+    def note_op(self, *_: Any, **__: Any) -> bool:
+        """Notes an operation of eager mode. Returns whether to be told of the next."""
+        return False
 
     @contextlib.contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """Tells this object of each call in a model, also within `tf.function`s."""
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
-        self.root, self._is_watching = Call(model, None), self.sees_ops
+        self.root, self.is_watching = Call(model, None), True
         calls = [(thing, "call", self._watched(thing)) for thing in things_of(model)]
         try:
             with changed(calls):
-                if self.sees_ops:
-                    op_callbacks.add(self)
+                op_callbacks.add(self)
                 yield
         finally:
-            self._is_watching = False
+            self.is_watching = False
             tf.config.run_functions_eagerly(before)
 
     def _watched(self, thing: Any) -> Callable[..., Any]:
@@ -169,24 +163,19 @@ class Watcher:
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_building():  # for example within a dataset's function
                 return original(*args, **kwargs)
-            with self._opened(thing) as this:
+            around, root = self.innermost, self.root
+            is_model = root is None or thing is root.layer
+            self._here.call = this = Call(thing, around or (None if is_model else root))
+            try:
                 positional, named = self.begin(this, args, kwargs)
                 return self.end(this, original(*positional, **named))
+            except Exception:
+                self.failed = self.failed or this
+                raise
+            finally:
+                self._here.call = around
 
         return call
-
-    @contextlib.contextmanager
-    def _opened(self, thing: Any) -> Iterator[Call]:
-        around, root = self.innermost, self.root
-        is_model = root is None or thing is root.layer
-        self._here.call = this = Call(thing, around or (None if is_model else root))
-        try:
-            yield this
-        except Exception:
-            self.failed = self.failed or this
-            raise
-        finally:
-            self._here.call = around
 
 
 def copy_of(tensor: Any, come_back: Callable[[Any], Any], value: Any = None) -> Any:

@@ -7,7 +7,7 @@ between are those that the monitor says, too, so that both say the same of one f
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -72,10 +72,7 @@ The loss is finite, but its own derivative is {kind}{operation} ({dtype}).""",
 }
 
 #: Which argument decides, the last if it is not here, and what is added to it.
-_ARGUMENTS: Dict[str, Tuple[int, float]] = {
-    "Pow": (0, 0.0),
-    **dict.fromkeys(("Log1p", "Xlog1py"), (-1, 1.0)),
-}
+_ARGUMENTS = {"Pow": (0, 0.0), "Log1p": (-1, 1.0), "Xlog1py": (-1, 1.0)}
 
 #: What the argument that decides held.
 _ZEROS, _NEGATIVES, _WHATEVER = "zeros", "negative numbers", ""
@@ -88,7 +85,7 @@ class Cause(NamedTuple):
       operations: The types of TensorFlow's operations. On the way back, of those whose
         derivative is computed. Empty: any other.
       kinds: Which of "inf" and "nan" the operation made.
-      is_backward: Whether its derivative did so, not its result.
+      is_backward: Whether its derivative did so, not its result. None: either.
       held: What the argument that decides held. `_WHATEVER`: it makes no difference.
       seen: What is known of this value.
       usual: What is usually behind it.
@@ -97,7 +94,7 @@ class Cause(NamedTuple):
 
     operations: Tuple[str, ...]
     kinds: Tuple[str, ...]
-    is_backward: bool
+    is_backward: Optional[bool]
     held: str
     seen: str
     usual: str
@@ -112,7 +109,7 @@ _ABOVE = "Keep its argument above -1: tf.maximum(x, {small} - 1)."
 _POWER = "It is a negative power of zero."
 _EXPONENTIAL = "It is the exponential of a large number."
 _LIMIT = "Subtract the largest number first, or limit it: tf.exp(tf.minimum(x, 10.0))."
-_HOLDS = "Its argument holds zeros."
+_HOLDS, _DIVIDES = "Its argument holds zeros.", "Its divisor holds zeros."
 _DIVISOR = "Add a small number to the divisor: x / (y + {small})."
 _ADD = "Add a small number to its argument: x + {small}."
 _ROOT = "Add a small number to its argument: tf.sqrt(x + {small})."
@@ -131,34 +128,26 @@ _DIVS = (
     *("RealDiv", "Div", "Reciprocal", "Inv", "Xdivy"),
     *("FloorDiv", "FloorMod", "Mod", "TruncateDiv"),
 )
-_ROWS: List[Tuple[Any, ...]] = [
-    (_DIVS, _EITHER, False, _ZEROS, "Its divisor holds zeros.", _OF_ZEROS, _DIVISOR),
-    (_1P, _NAN, False, _NEGATIVES, _BELOW, "", _ABOVE),
-    ((*_LOGS, *_ROOTS), _NAN, False, _NEGATIVES, _NEGATIVE, "", _POSITIVE),
-    (_LOGS, _INF, False, _ZEROS, "It is the logarithm of a zero.", "", _ADD),
-    (_ROOTS, _INF, False, _ZEROS, _POWER, "", _ADD),
-    (_EXPS, _INF, False, _WHATEVER, _EXPONENTIAL, "", _LIMIT),
-    (_LIMITED, _EITHER, False, _WHATEVER, _LIMITS, "", _CLIP),
-    (
-        _ROOTS,
-        _EITHER,
-        True,
-        _ZEROS,
-        _HOLDS,
-        "",
-        _ROOT,
-    ),
-    (_DIVS, _EITHER, True, _ZEROS, "The divisor holds zeros.", _OF_ZEROS, _DIVISOR),
-    (_LOGS, _EITHER, True, _ZEROS, _HOLDS, "", _ADD),
-    (_LIMITED, _EITHER, True, _WHATEVER, _LIMITS, "", _CLIP),
-    (_ROOTS, _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _ROOT),
-    (_DIVS, _EITHER, True, _WHATEVER, "", _SQUARE, _DIVISOR),
-    (_LOGS, _EITHER, True, _WHATEVER, "", _OFTEN_LOG, _ADD),
-    ((), _EITHER, False, _WHATEVER, "", _OFTEN, ""),
-    ((), _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _LOOK),
-]
 #: The table. The first row that fits is said.
-CAUSES = [Cause(*row) for row in _ROWS]
+CAUSES: List[Cause] = [
+    Cause(*row)
+    for row in (
+        (_DIVS, _EITHER, None, _ZEROS, _DIVIDES, _OF_ZEROS, _DIVISOR),
+        (_1P, _NAN, False, _NEGATIVES, _BELOW, "", _ABOVE),
+        ((*_LOGS, *_ROOTS), _NAN, False, _NEGATIVES, _NEGATIVE, "", _POSITIVE),
+        (_LOGS, _INF, False, _ZEROS, "It is the logarithm of a zero.", "", _ADD),
+        (_ROOTS, _INF, False, _ZEROS, _POWER, "", _ADD),
+        (_EXPS, _INF, False, _WHATEVER, _EXPONENTIAL, "", _LIMIT),
+        (_LIMITED, _EITHER, None, _WHATEVER, _LIMITS, "", _CLIP),
+        (_ROOTS, _EITHER, True, _ZEROS, _HOLDS, "", _ROOT),
+        (_LOGS, _EITHER, True, _ZEROS, _HOLDS, "", _ADD),
+        (_ROOTS, _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _ROOT),
+        (_DIVS, _EITHER, True, _WHATEVER, "", _SQUARE, _DIVISOR),
+        (_LOGS, _EITHER, True, _WHATEVER, "", _OFTEN_LOG, _ADD),
+        ((), _EITHER, False, _WHATEVER, "", _OFTEN, ""),
+        ((), _EITHER, True, _WHATEVER, "", _OFTEN_ROOT, _LOOK),
+    )
+]
 
 
 def held_by(operation: str, arguments: List[Any]) -> FrozenSet[str]:
@@ -172,7 +161,7 @@ def held_by(operation: str, arguments: List[Any]) -> FrozenSet[str]:
 
 
 def cause_of(
-    operation: str, kinds: Sequence[str], is_backward: bool, held: FrozenSet[str]
+    operation: str, kinds: List[str], is_backward: bool, held: FrozenSet[str]
 ) -> Cause:
     """Returns the row of the table that fits what an operation made, and of what."""
     made = {kind.lstrip("-") for kind in kinds}  # "inf", "-inf" and "nan"
@@ -181,6 +170,6 @@ def cause_of(
         for cause in CAUSES
         if (operation in cause.operations or not cause.operations)
         and (made.intersection(cause.kinds) or not made)
-        and is_backward == cause.is_backward
+        and cause.is_backward in {None, is_backward}
         and cause.held in {_WHATEVER, *held}
     )

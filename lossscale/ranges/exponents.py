@@ -75,10 +75,9 @@ def tally(counts: Any, power: int = 0) -> Dict[str, Any]:
       power: The values are multiplied by 2**power before float16 rounds them.
 
     Returns:
-      Arrays of shape `[...]`. `values`: all. `zeros`, `infinities`, `nans`: those that
-      are so in float32 already. `numbers`: the others. Of these, `flushed`: those that
-      float16 rounds to zero, up to 2**-25. `subnormal`: those that lose digits, from
-      there to 2**-14. `overflowing`: those that become infinite, from 65520 on.
+      Arrays of shape `[...]`. `zeros`, `infinities` and `nans` are so in float32
+      already. `numbers` are the others, of which some are `flushed`, some `subnormal`
+      and some `overflowing`, as in `report.Ranges`.
     """
     scaled = _EXPONENT + power
     flushed = _IS_NUMBER & ((scaled < ZERO) | ((scaled == ZERO) & (_KIND == 0)))

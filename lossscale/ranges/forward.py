@@ -14,14 +14,13 @@ from lossscale.ranges.advice import Advice, Attempt, Fault
 from lossscale.ranges.calls import Call, Watcher, copy_of
 from lossscale.ranges.magnitudes import are_alike, floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
-from lossscale.ranges.report import Ranges
+from lossscale.ranges.report import Ranges, Row
 from lossscale.ranges.step import Step, build, has_own, of_fit
 from lossscale.runtime import keras_versions
 from lossscale.runtime.loss_scale_warning import warn
 
-#: By a layer's path and the row's name: counts of shape `[BINS]`, and the largest
-#: finite magnitude.
-_Rows = Dict[Tuple[str, str], Tuple[Any, float]]
+#: What was counted, by a layer's path and the row's name.
+_Rows = Dict[Tuple[str, str], Row]
 
 _ALL_FIT = "None of them overflows in float16: no layer needs float32."
 _COVERED = """\
@@ -139,11 +138,12 @@ def forward_ranges(
     """Finds the layers of a model that must stay in float32, while others use float16.
 
     Computes the outputs of every layer for some batches in float32, under any policy,
-    with `training=True`, and counts how many overflow or underflow in float16.
-    Then it runs each layer in float16 on its float32 inputs, which shows overflows
-    inside, and tries what it advises: docs/forward-ranges.md. If the model's class has
-    its own `train_step`, it runs that, and its optimizers do nothing. The model stays
-    as it was, except that missing weights are created.
+    with `training=True`, and counts how many overflow or underflow in float16. Then it
+    runs each layer in float16 on its float32 inputs, which shows overflows inside, and
+    tries what it advises:
+    https://github.com/lossscale/lossscale/blob/main/docs/forward-ranges.md. If the
+    model's class has its own `train_step`, it runs that, and its optimizers do nothing.
+    The model stays as it was, except that missing weights are created.
 
     >>> import lossscale
     >>> import numpy as np
@@ -267,10 +267,7 @@ class _Counter:
             takes_dtype = owner.is_layer and owner.parent is not None
             if is_known and takes_dtype and call.dtype in SIXTEEN_BITS:
                 self._advice.add(Fault(call, None, is_cast))
-        if not self._advice:
-            for fault in faults:
-                self._advice.add(fault)
-        if self._can_try and self._advice:
+        if self._can_try and (faults or self._advice):
             self._advice.complete(attempt_of, overflows_in)
 
     def result(self) -> ForwardRanges:
@@ -305,10 +302,11 @@ class _Counter:
         if not all_in_float32(self._model):
             of_model = keras_versions.layers_of(self._model)
             in_float32 += [each for each in of_model if each.compute_dtype == "float32"]
+        rows = self._rows.values()
         ranges = ForwardRanges(
             names=tuple(name for _, name in self._rows),
-            counts=np.stack([counts for counts, _ in self._rows.values()]),
-            largest=np.array([most for _, most in self._rows.values()], np.float32),
+            counts=np.stack([row.counts[1.0] for row in rows]),
+            largest=np.array([row.largest for row in rows], np.float32),
             batches=self._batches,
             need_float32=tuple(needed),
             inside=tuple(inside),
@@ -366,10 +364,7 @@ class _Float32Pass(Watcher):
             is_new = id(tensor) not in self._seen
             if is_new:
                 self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
-                counted, most = exponents.count(tensor)
-                counts, largest = self._rows.get(row, (0, 0.0))
-                counts = counts + counted.numpy().astype(np.int64)
-                self._rows[row] = (counts, max(largest, float(most.numpy())))
+                self._rows.setdefault(row, Row()).add(tensor)
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and keras_versions.casts_inputs(call.layer)

@@ -16,7 +16,7 @@ from lossscale.ranges import calls, exponents, inputs
 from lossscale.ranges.calls import Call, Watcher, copy_of
 from lossscale.ranges.magnitudes import is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
-from lossscale.ranges.report import Ranges, cell
+from lossscale.ranges.report import Ranges, Row, cell
 from lossscale.ranges.step import Step, build, of_fit
 from lossscale.runtime import keras_versions
 from lossscale.runtime.derivatives import derivative
@@ -156,8 +156,9 @@ def gradient_ranges(
 
     It runs the step that `fit` runs on some batches, also the model's own `train_step`,
     in float32 under any policy, and its optimizers do nothing. The model stays as it
-    was, except that missing weights are created. docs/gradient-ranges.md explains the
-    report.
+    was, except that missing weights are created.
+    https://github.com/lossscale/lossscale/blob/main/docs/gradient-ranges.md explains
+    the report.
 
     Args:
       model: A Keras model with float32 weights, compiled unless you pass `loss`.
@@ -200,7 +201,7 @@ def gradient_ranges(
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
-    rows: Dict[int, _Row] = {id(v): _Row() for v in model.trainable_variables}
+    rows: Dict[int, Row] = {id(v): Row() for v in model.trainable_variables}
     in_16_bits: List[str] = []
     number = 0
     for batch in inputs.with_progress(keras, chosen, length, verbose):
@@ -214,7 +215,9 @@ def gradient_ranges(
         found = [(variables.get(id(v), v), grad) for v, grad in step.computed]
         named = [(id(v), _path_of(model, v), grad) for v, grad in found]
         for key, name, grad in [*named, *watcher.received[::-1]]:
-            rows.setdefault(key, _Row()).add(name, grad, significands)
+            row = rows.setdefault(key, Row())
+            row.name = name
+            row.add(grad, significands)
     counted = [row for row in rows.values() if row.name]
     if not counted:
         raise ValueError(
@@ -237,22 +240,6 @@ def gradient_ranges(
     )
 
 
-class _Row:
-    """What was counted of the gradients of a variable, or of a layer's outputs."""
-
-    def __init__(self) -> None:
-        self.name, self.largest = "", 0.0
-        self.counts: Dict[float, Any] = {}
-
-    def add(self, name: str, grad: Any, significands: List[float]) -> None:
-        self.name = name
-        for significand in significands:
-            counts, largest = exponents.count(grad, significand)
-            before = self.counts.get(significand, 0)
-            self.counts[significand] = before + counts.numpy().astype(np.int64)
-            self.largest = max(self.largest, float(largest.numpy()))
-
-
 class _Backward(Watcher):
     """Notes the gradients of layers' outputs, and what computes them in 16 bits.
 
@@ -260,17 +247,16 @@ class _Backward(Watcher):
       received: Of each gradient: the layer's `id`, the row's name, and the gradient.
     """
 
-    sees_ops = True
-
     def __init__(self, counts_outputs: bool, in_16_bits: List[str]) -> None:
         super().__init__()
         self.received: List[Tuple[int, str, Any]] = []
         self._counts_outputs, self._in_16_bits = counts_outputs, in_16_bits
 
-    def see_op(self, kind: str, _: Any, outputs: Any) -> None:
+    def note_op(self, kind: str, _: Any, outputs: Any) -> bool:
         is_narrow = any(out.dtype.name in SIXTEEN_BITS for out in outputs)
-        if is_narrow and derivative(calls.__file__) is not None:
+        if self.is_watching and is_narrow and derivative(calls.__file__) is not None:
             self._in_16_bits.append(kind)
+        return self.is_watching
 
     def end(self, call: Call, outputs: Any) -> Any:
         def come_back(upstream: Any) -> Any:

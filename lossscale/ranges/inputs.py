@@ -24,8 +24,8 @@ _WANTED = "arrays, a tf.data.Dataset, or a PyDataset or Sequence of Keras"
 
 def keras_of(model: Any, asked_by: str) -> Any:
     """Returns the Keras of a model. Raises if it is no model that we can compute."""
-    keras = owner_of(model)
-    if keras is None:
+    owners = [k for k in keras_versions.installed() if isinstance(model, k.Model)]
+    if not owners:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
     if is_building() or tf.distribute.has_strategy():
         raise RuntimeError(
@@ -39,15 +39,7 @@ def keras_of(model: Any, asked_by: str) -> Any:
             f"{strategy.num_replicas_in_sync} replicas. Create a second one outside, "
             "and copy the weights: second.set_weights(model.get_weights())."
         )
-    return keras
-
-
-def owner_of(model: Any) -> Any:
-    """Returns the Keras that an object is a model of, None if it is no model."""
-    owners = (
-        keras for keras in keras_versions.installed() if isinstance(model, keras.Model)
-    )
-    return next(owners, None)
+    return owners[0]
 
 
 def build(model: Any, x: Any) -> None:

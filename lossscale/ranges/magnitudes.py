@@ -59,8 +59,5 @@ def are_alike(one: Any, other: Any) -> bool:
         is_same = (values[0] == values[1]) | np.isnan(values).all(0)
         apart = np.where(is_same, 0, values[0] - values[1])
         size = np.where(np.isfinite(values[1]), values[1], 0)
-        return bool(_norm(apart) <= 0.05 * _norm(size))
-
-
-def _norm(values: Any) -> Any:
-    return np.linalg.norm(values.astype(np.float64).ravel())
+        norms = [np.linalg.norm(v.astype(np.float64).ravel()) for v in (apart, size)]
+        return bool(norms[0] <= 0.05 * norms[1])

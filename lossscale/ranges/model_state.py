@@ -111,30 +111,23 @@ def unchanged(model: Any) -> Iterator[None]:
     names = ("compiled_loss", "compiled_metrics")
     containers = [vars(model)[name] for name in names if vars(model).get(name)]
     lazy = [(vars(container), dict(vars(container))) for container in containers]
-    # Keras 2 counts the draws of some layers in a Python number.
-    generators = [
-        getattr(layer, "_random_generator", None) for layer in layers_of(model)
-    ]
-    counts = [
-        (generator, "_seed", vars(generator)["_seed"])
-        for generator in generators
-        if "_seed" in getattr(generator, "__dict__", {})
-    ]
-    # A `train_step` may count in Python.
+    # A `train_step` may count in Python. Keras 2 counts the draws of some layers there.
+    layers = layers_of(model)
+    generators = [getattr(layer, "_random_generator", None) for layer in layers]
     counted = [
-        (layer, name, value)
-        for layer in layers_of(model)
-        for name, value in vars(layer).items()
-        if isinstance(value, (int, float)) and not name.startswith("_")
+        (holder, name, value)
+        for holder in (*layers, *generators)
+        for name, value in getattr(holder, "__dict__", {}).items()
+        if isinstance(value, (int, float)) and (name == "_seed" or name[0] != "_")
     ]
     try:
-        with random_streams.unchanged(), changed(counts):
+        with random_streams.unchanged():
             yield
     finally:
-        for layer, name, value in counted:
-            is_number = type(vars(layer).get(name)) is type(value)
+        for holder, name, value in counted:
+            is_number = type(vars(holder).get(name)) is type(value)
             if is_number and name != "built":
-                object.__setattr__(layer, name, value)
+                object.__setattr__(holder, name, value)
         for variable, value in saved:
             variable.assign(value)
         for metric in model.metrics:

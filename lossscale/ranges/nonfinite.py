@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Callable, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, List, Optional, Tuple, cast
 
 import tensorflow as tf
 
@@ -28,8 +28,6 @@ from lossscale.ranges.model_state import SIXTEEN_BITS
 from lossscale.ranges.step import Step
 from lossscale.runtime import float16_weights, keras_versions
 
-#: Runs a training step as if some advice had been followed, up to a loss scale.
-Run = Callable[[Attempt, float], Step]
 #: A loss scale at which gradients are finite that are only too large for float16.
 _LOW = 2.0**-24
 
@@ -127,8 +125,8 @@ def find_nonfinite(
     loss or a gradient that is not finite it finds the first operation that turned
     finite numbers into inf or NaN, in the forward pass or on the way back. It says what
     was seen, what is usual, and what to write, and tries `dtype="float32"` before it
-    says so: docs/trouble.md. The model stays as it was, except that missing weights are
-    created.
+    says so: https://github.com/lossscale/lossscale/blob/main/docs/trouble.md. The model
+    stays as it was, except that missing weights are created.
 
     >>> import lossscale
     >>> import numpy as np
@@ -169,27 +167,19 @@ def find_nonfinite(
     dense = [each for each in tf.nest.flatten(x) if isinstance(each, tf.Tensor)]
     data = [each for each in dense if each.dtype.is_floating or each.dtype.is_integer]
 
-    def run(attempt: Attempt, most: float = float("inf")) -> Step:
+    def run(attempt: Optional[Attempt] = None, most: float = float("inf")) -> Step:
         def scale_of(optimizer: Any) -> float:
             return min(inputs.scale_of(optimizer), most)
 
-        return Step(model, of_fit, attempt, scale_of)
+        return Step(model, of_fit, attempt or Attempt(Advice(keras)), scale_of)
 
-    def run_as_it_is(most: float = float("inf")) -> Step:
-        return run(Attempt(Advice(keras)), most)
-
-    def describe(fault: Fault) -> str:
-        return _report_of(fault, data).seen
-
-    first = run_as_it_is()
-    scale, fault, place = first.scale, first_fault(first), "none"
+    first = run()
+    scale, fault, place = first.scale, _first_fault(first), "none"
     if fault is not None and fault.is_backward and scale > 1:
-        first, place = run_as_it_is(1.0), "scale"
-        fault = first_fault(first)
-    is_harmless: Optional[bool] = False
-    if fault is not None and not first.bad:
-        overflows = Attempt(Advice(keras, cast("Any", first.watcher).overflows))
-        is_harmless = _is_harmless(first, lambda: run(overflows), run_as_it_is)
+        first, place = run(None, 1.0), "scale"
+        fault = _first_fault(first)
+    is_hidden = fault is not None and not first.bad
+    is_harmless = _is_harmless(keras, first, run) if is_hidden else False
     if fault is None or is_harmless:
         where = None if place == "none" else place
         seen = causes.PLACES[place].format(scale=scale_text(scale))
@@ -197,7 +187,7 @@ def find_nonfinite(
     else:
         report = _report_of(fault, data)
         if report.where in {"forward", "loss", "gradient"}:
-            to_write = str(Remedy(keras, fault, run, describe))
+            to_write = _what_to_write(keras, fault, run, data)
             hidden = not fault.is_backward and not any(map(is_bad, first.losses))
             if is_harmless is None:
                 hidden, to_write = False, f"{_UNDECIDED} {to_write}"
@@ -213,20 +203,19 @@ def find_nonfinite(
     )
 
 
-def _is_harmless(
-    first: Step, run_in_float32: Callable[[], Step], run_again: Callable[[], Step]
-) -> Optional[bool]:
+def _is_harmless(keras: Any, first: Step, run: Callable[..., Step]) -> Optional[bool]:
     """Whether losses and gradients are right, though values within overflow, or None.
 
     None: it is undecided, since two runs of the step differ anyway, or it does not run
     in float32.
     """
+    overflows = tuple(cast("Any", first.watcher).overflows)
     try:
-        if run_in_float32().equals(first):
+        if run(Attempt(Advice(keras, overflows))).equals(first):
             return True
     except (tf.errors.OpError, TypeError, ValueError):
         return None
-    return False if run_again().equals(first) else None
+    return False if run().equals(first) else None
 
 
 def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
@@ -249,83 +238,75 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
         if bad:
             where = place = "weights"
             variables = tuple(map(keras_versions.variable_name, bad))
-    same: Dict[str, Any] = {
-        "layer": call and call.path,
-        "layer_class": call and type(call.layer).__name__,
-        "dtype": fault.dtype,
-    }
-    seen = causes.PLACES[place].format(
-        **same,
-        kind=" and ".join(WORDS[each] for each in fault.kinds),
-        operation=f" in {fault.operation}" if fault.operation else "",
-        largest=power_text(fault.largest),
-        variables=", ".join(variables),
-    )
-    return NonfiniteReport(
+    report = NonfiniteReport(
         where,
-        **{**same, "layer": None if where == "data" else same["layer"]},
+        layer=None if call is None else call.path,
+        layer_class=None if call is None else type(call.layer).__name__,
         kind=next(iter(fault.kinds), None),
         operation=fault.operation,
+        dtype=fault.dtype,
         largest=fault.largest,
         variables=variables,
-        seen=seen,
     )
+    text = {
+        "kind": " and ".join(WORDS[each] for each in fault.kinds),
+        "operation": f" in {fault.operation}" if fault.operation else "",
+        "largest": power_text(fault.largest),
+        "variables": ", ".join(variables),
+    }
+    seen = causes.PLACES[place].format(**{**vars(report), **text})
+    layer = None if where == "data" else report.layer
+    return dataclasses.replace(report, layer=layer, seen=seen)
 
 
-class Remedy:
-    """What to write against a fault, and what was found out about that."""
-
-    def __init__(
-        self, keras: Any, fault: Fault, run: Run, describe: Callable[[Fault], str]
-    ) -> None:
-        self._keras, self._fault, self._run = keras, fault, run
-        self._describe, self._is_confirmed = describe, False
-        said, rest = self._said()
-        if fault.is_backward:
-            lowest = self._run(Attempt(Advice(self._keras)), _LOW)
-            may_help = self._is_confirmed or fault.operation == "Cast"
-            if lowest.bad:
-                rest = rest if self._is_confirmed else [_NO_SCALE, *rest]
-            elif may_help and reaches(lowest, fault):
-                rest.append(causes.LOWER_SCALE)
-        self._text = "\n".join(filter(None, [said, " ".join(filter(None, rest))]))
-
-    def __str__(self) -> str:
-        return self._text
-
-    def _said(self) -> Tuple[str, List[str]]:
-        """Returns the advice, and sentences, without what a loss scale can do."""
-        fault = self._fault
-        if fault.dtype not in SIXTEEN_BITS:
-            return "", [_WIDE, *said_of_cause(fault)]
-        advice = Advice(self._keras, [fault])
-        steps: List[Step] = []
-
-        def faults_in(attempt: Attempt) -> List[Fault]:
-            steps.append(self._run(attempt, 1.0))
-            left = first_fault(steps[-1])
-            return [left] if left and left.dtype in SIXTEEN_BITS else []
-
-        error = advice.complete(Attempt, faults_in)
-        if error:
-            return str(advice), [_NO_RUN.format(error=error)]
-        left, after = first_fault(steps[-1]), steps[-1]
-        if left is None:
-            self._is_confirmed = reaches(after, fault)
-            return str(advice), [] if self._is_confirmed else [_NO_GRADIENT]
-        if _is_same(left, fault):
-            text = _CASTS_ITSELF if left.dtype in SIXTEEN_BITS else _TRIED
-            place = "this layer" if fault.call else "the loss"
-            tried = text.format(place=place, dtype=left.dtype)
-            return "", [tried, *said_of_cause(fault)]
-        # What was added for the fault that is left is not advised.
-        kept = [other for other in advice.faults if not _is_same(other, left)]
-        other = _ANOTHER.format(seen=self._describe(left))
-        wide = "" if left.dtype in SIXTEEN_BITS else _WIDE
-        return str(Advice(self._keras, kept)), [other, wide, *said_of_cause(left)]
+def _what_to_write(
+    keras: Any, fault: Fault, run: Callable[..., Step], data: List[Any]
+) -> str:
+    advice, rest, is_confirmed = _tried(keras, fault, run, data)
+    if fault.is_backward:
+        lowest = run(None, _LOW)
+        may_help = is_confirmed or fault.operation == "Cast"
+        if lowest.bad:
+            rest = rest if is_confirmed else [_NO_SCALE, *rest]
+        elif may_help and _reaches(lowest, fault):
+            rest.append(causes.LOWER_SCALE)
+    return "\n".join(filter(None, [advice, " ".join(filter(None, rest))]))
 
 
-def said_of_cause(fault: Fault) -> List[str]:
+def _tried(
+    keras: Any, fault: Fault, run: Callable[..., Step], data: List[Any]
+) -> Tuple[str, List[str], bool]:
+    """Returns the advice, sentences about it, and whether a step has confirmed it."""
+    if fault.dtype not in SIXTEEN_BITS:
+        return "", [_WIDE, *_said_of_cause(fault)], False
+    advice = Advice(keras, (fault,))
+    steps: List[Step] = []
+
+    def faults_in(attempt: Attempt) -> List[Fault]:
+        steps.append(run(attempt, 1.0))
+        left = _first_fault(steps[-1])
+        return [left] if left and left.dtype in SIXTEEN_BITS else []
+
+    error = advice.complete(Attempt, faults_in)
+    if error:
+        return str(advice), [_NO_RUN.format(error=error)], False
+    left = _first_fault(steps[-1])
+    if left is None:
+        is_confirmed = _reaches(steps[-1], fault)
+        return str(advice), [] if is_confirmed else [_NO_GRADIENT], is_confirmed
+    is_wide = left.dtype not in SIXTEEN_BITS
+    if _is_same(left, fault):
+        text = _TRIED if is_wide else _CASTS_ITSELF
+        place = "this layer" if fault.call else "the loss"
+        tried = text.format(place=place, dtype=left.dtype)
+        return "", [tried, *_said_of_cause(fault)], False
+    # What was added for the fault that is left is not advised.
+    kept = tuple(other for other in advice.faults if not _is_same(other, left))
+    rest = [_ANOTHER.format(seen=_report_of(left, data).seen), _WIDE * is_wide]
+    return str(Advice(keras, kept)), [*rest, *_said_of_cause(left)], False
+
+
+def _said_of_cause(fault: Fault) -> List[str]:
     """Returns what the table says: what was seen, what is usual, what to write."""
     if fault.operation == "Cast" and fault.call is not None:
         return []
@@ -337,7 +318,7 @@ def said_of_cause(fault: Fault) -> List[str]:
     return [cause.seen, cause.usual, cause.to_write.format(small=small)]
 
 
-def first_fault(step: Step) -> Optional[Fault]:
+def _first_fault(step: Step) -> Optional[Fault]:
     """Returns what made a loss or gradient bad, else an overflow, else None."""
     attempt: Any = step.watcher
     bad = step.bad
@@ -351,7 +332,7 @@ def first_fault(step: Step) -> Optional[Fault]:
     return next(faults, unknown)
 
 
-def reaches(step: Step, fault: Fault) -> bool:
+def _reaches(step: Step, fault: Fault) -> bool:
     """Whether finite gradients, not all zero, reach the layers before a fault."""
     path = fault.call and fault.call.path
     before = itertools.takewhile(
@@ -365,12 +346,11 @@ def reaches(step: Step, fault: Fault) -> bool:
     return arrive and not step.bad
 
 
-def _path_of(fault: Fault) -> Optional[str]:
-    call = fault.call
-    return None if call is None or call.parent is None else call.path
-
-
 def _is_same(one: Fault, other: Fault) -> bool:
-    if _path_of(one) != _path_of(other) or one.is_backward != other.is_backward:
+    # None: outside of all layers.
+    calls = [fault.call and fault.call.parent and fault.call for fault in (one, other)]
+    if len({call and call.path for call in calls}) > 1:
         return False
-    return one.is_backward or one.operation == other.operation
+    if one.is_backward or other.is_backward:
+        return one.is_backward == other.is_backward
+    return one.operation == other.operation

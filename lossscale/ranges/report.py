@@ -50,6 +50,21 @@ def _figure(name: str, doc: str) -> Any:
     return property(lambda self: self._figures[name], doc=doc)
 
 
+class Row:
+    """What was counted of some values, by significand of the loss scale."""
+
+    def __init__(self) -> None:
+        self.name, self.largest = "", 0.0
+        self.counts: Dict[float, Any] = {}
+
+    def add(self, values: Any, significands: Sequence[float] = (1.0,)) -> None:
+        for significand in significands:
+            counts, largest = exponents.count(values, significand)
+            before = self.counts.get(significand, 0)
+            self.counts[significand] = before + counts.numpy().astype(np.int64)
+            self.largest = max(self.largest, float(largest.numpy()))
+
+
 class Ranges(abc.ABC):
     """Figures, a histogram, a table and a picture for each row of counted values.
 

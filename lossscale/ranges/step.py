@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -91,14 +90,11 @@ class Step:
 
     def apply(self, grads: Any, variables: Any) -> None:
         """Notes the gradients of variables, and applies none."""
-        for grad, variable in zip(self._note(grads), variables or ()):
+        grads = list(grads)
+        self._given += [dense_part(grad) for grad in grads if grad is not None]
+        for grad, variable in zip(grads, variables or ()):
             if grad is not None:
                 self.gradients[id(variable)] = dense_part(grad)
-
-    def _note(self, grads: Any) -> List[Any]:
-        noted: List[Any] = list(grads)
-        self._given += [dense_part(grad) for grad in noted if grad is not None]
-        return noted
 
     # What is called in place of an `original` method of an optimizer, or of a tape.
 
@@ -106,7 +102,9 @@ class Step:
         return self.scale_loss(optimizer, loss)
 
     def _unscale(self, _: Any, optimizer: Any, grads: Any) -> Any:
-        return arithmetic.divide(self._note(grads), self._scale_of(optimizer))
+        grads = list(grads)
+        self.apply(grads, None)
+        return arithmetic.divide(grads, self._scale_of(optimizer))
 
     def _apply(
         self, _: Any, optimizer: Any, grads: Any, *others: Any, **__: Any
@@ -120,13 +118,9 @@ class Step:
     def _minimize(
         self, original: Any, optimizer: Any, loss: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        known = len(self.losses)
         if tf.is_tensor(loss):
             self.losses.append(loss)
-        result = original(optimizer, loss, *args, **kwargs)
-        if len(self.losses) > known + 1:  # it was scaled, too
-            del self.losses[known]
-        return result
+        return original(optimizer, loss, *args, **kwargs)
 
     def _gradient(
         self, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kw: Any
@@ -226,10 +220,7 @@ def of_fit(keras: Any, model: Any, loss: Any, batch: Any) -> Callable[[Step], An
     def loss_of(outputs: Any) -> Any:
         if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
             return compiled.compiled_loss(y, outputs, sample_weight)
-        accepted = inspect.signature(compiled.compute_loss).parameters
-        # Newer versions of Keras 3 take `training`; 3.3 does not.
-        training = {"training": True} if "training" in accepted else {}
-        return compiled.compute_loss(x, y, outputs, sample_weight, **training)
+        return compiled.compute_loss(x, y, outputs, sample_weight)
 
     def run(step: Step) -> None:
         with tf.GradientTape() as tape:

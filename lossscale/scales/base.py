@@ -84,7 +84,9 @@ class LossScale(NumberLike, HasVariables):
     gradients overflow, and the step is skipped.
 
     To train, use a subclass such as `DynamicLossScale`. Your own implements
-    `get_config` and the rule, `next_state`: docs/own-loss-scale.md. The rest is here:
+    `get_config` and the rule, `next_state`:
+    https://github.com/lossscale/lossscale/blob/main/docs/own-loss-scale.md. The rest is
+    here:
 
     ```
     update(grads):

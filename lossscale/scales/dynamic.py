@@ -44,7 +44,9 @@ class DynamicLossScale(LossScale):
 
     Use it unless you know the right scale. It starts high, is halved at each overflow,
     and doubles after many finite steps, to stay near the largest scale that works.
-    `next_state` is the rule; docs/choosing.md says when to change it.
+    `next_state` is the rule;
+    https://github.com/lossscale/lossscale/blob/main/docs/choosing.md says when to
+    change it.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:
@@ -88,7 +90,7 @@ class DynamicLossScale(LossScale):
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of range, or the bounds are out of order.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class FixedLossScale(LossScale):
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale_value` is not within float32's normal range.
 
-    Source: docs/origins.md.
+    Source: https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     _can_change = False

@@ -16,7 +16,8 @@ class Guard(HasVariables):
     """Leaves finite steps out, such as those with huge gradients.
 
     `SpikeGuard` is one. Your own implements `judge` and `get_config`, and sets
-    `left_out_as`: docs/bad-batches.md. An optimizer asks it about each of its steps:
+    `left_out_as`: https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md.
+    An optimizer asks it about each of its steps:
 
     ```
     is_finite = every gradient is finite, on every replica

@@ -43,7 +43,8 @@ class SpikeGuard(Guard):
     >>> run.applied.tolist()
     [True, True, True, True, False, True]
 
-    `judge` is the rule; docs/choosing.md explains it.
+    `judge` is the rule;
+    https://github.com/lossscale/lossscale/blob/main/docs/choosing.md explains it.
 
     Args:
       threshold: A positive number: spikes are so many standard deviations above the
@@ -65,7 +66,8 @@ class SpikeGuard(Guard):
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range.
 
-    Source: OLMo-core, levanter and llm.c: docs/origins.md.
+    Source: OLMo-core, levanter and llm.c:
+      https://github.com/lossscale/lossscale/blob/main/docs/origins.md.
     """
 
     left_out_as = "spike"

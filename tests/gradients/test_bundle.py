@@ -1,4 +1,4 @@
-"""Bundles cross replicas whole; sums of duplicate rows. The step has the checks."""
+"""Bundles cross replicas whole; sums of duplicate rows. test_step.py has the checks."""
 
 from __future__ import annotations
 

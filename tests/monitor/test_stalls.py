@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScale, LossScaleOptimizer
-from lossscale.monitor.reading import Reading, Skips
+from lossscale.monitor.reading import Reading
 from lossscale.monitor.watched import Watched
 from lossscale.runtime import keras_versions
 
@@ -22,8 +22,9 @@ def told(loss_scale, run, every, patience=3, loss_is_finite=True):
 
     def reading():
         bad = 0 if loss_is_finite else in_a_row
-        skips = Skips(skipped, in_a_row=in_a_row, bad_losses=bad)
-        return Reading(float(loss_scale), skipped, applied, skips)
+        own = {"own": skipped, "nonfinite": skipped, "in_a_row": in_a_row}
+        now = float(loss_scale), skipped, applied
+        return Reading(*now, **own, bad_losses=bad)
 
     watched.begin(reading())
     for step, letter in enumerate(run, 1):

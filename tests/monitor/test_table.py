@@ -235,7 +235,9 @@ TABLE = {
         "batches input rows skip",
         times=2,
     ),
-    "statistics": Row({**NAN_64, "norm": True}, "batches rows skip statistics"),
+    "statistics, once although they stay so": Row(
+        {**NAN_64, "norm": True, "epochs": 2}, "batches rows skip statistics", times=3
+    ),
     "statistics, put back": Row(
         {**NAN_64, "norm": True, "monitor": {"restore_statistics": True}},
         "batches rows skip put_back",
@@ -358,6 +360,11 @@ TABLE = {
             "compile": {"run_eagerly": True},
         },
         "stall accumulators",
+        "batches rows skip",
+    ),
+    "an accumulator that is cleared": Row(
+        {"make": lambda family, _: adding_up(family, tf.zeros_like), "y": (27, np.inf)},
+        "",
         "batches rows skip",
     ),
     "dead, and fit called again": Row(

@@ -17,7 +17,7 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
-from lossscale.monitor.reading import Reading, Skips, read
+from lossscale.monitor.reading import Reading, read
 from lossscale.monitor.watched import Watched
 
 pytestmark = pytest.mark.slow
@@ -37,9 +37,9 @@ def fit_tiny(family, rng, loss_scale, monitor, epochs=4, rate=0.0):
     return history, messages
 
 
-def reading(log2_scale, log2_largest, skipped=0):
+def reading(epoch, log2_scale, log2_largest, skipped=0):
     largest = None if log2_largest is None else 2.0**log2_largest
-    return Reading(2.0**log2_scale, skipped, 100, Skips(skipped), largest)
+    return Reading(2.0**log2_scale, skipped, 100 + epoch, skipped, largest=largest)
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def reading(log2_scale, log2_largest, skipped=0):
         ([(15, -20), *[(15, -20, BEFORE + 1)] * 3], 2),
         ([(15, -20, BEFORE + 1)] * 3, 2),  # the first epoch skipped a step
         ([(15, -20), (15, None), (15, -20)], 2),
-        ([(15, -20), (15, -np.inf), (15, -20)], 2),  # all gradients are zero
+        ([(15, -20), (15, -np.inf), (15, -20)], 3),  # all gradients are zero
         ([(15, -20), (0, math.log2(65504)), (15, -20)], 1),  # no room
     ],
 )
 def test_how_many_epochs_had_room(readings, rooms):
     watched = Watched(None, 3)
-    watched.begin(reading(0, None, BEFORE))
-    for log2_scale, log2_largest, *skipped in readings:
-        watched.see(reading(log2_scale, log2_largest, *skipped or [BEFORE]))
+    watched.begin(reading(0, 0, None, BEFORE))
+    for epoch, (log2_scale, log2_largest, *skipped) in enumerate(readings, 1):
+        watched.see(reading(epoch, log2_scale, log2_largest, *skipped or [BEFORE]))
         watched.end_epoch()
         watched.begin_epoch()
     assert len(watched.rooms) == rooms

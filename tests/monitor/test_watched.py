@@ -6,11 +6,9 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from exact import heard
-from faulty import told_of
 from models import FEATURES, data, policy_of, regression
-from own_steps import adding_up, by_zero, two_optimizers, wrapped
+from own_steps import two_optimizers, wrapped
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 from lossscale.runtime import keras_versions
@@ -138,26 +136,6 @@ def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
     of_batches, message = messages
     assert of_batches.startswith("g_optimizer: Epoch 1: 1 step was skipped")
     assert message.startswith("g_optimizer: 3 steps in a row were skipped")
-
-
-def test_gradients_that_are_added_up_in_variables_are_told_of(family):
-    x = np.ones([64, FEATURES], np.float32)
-    y = np.zeros([64, 1], np.float32)
-    y[8:16] = np.inf  # the second of eight batches
-    model = adding_up(family, tf.zeros_like)
-    monitor = LossScaleMonitor(3, every=1, verbose=0)
-    messages, _ = told_of(model, x, y, monitor, 8)
-    assert messages == []
-    assert int(model.optimizer.applied_steps.numpy()) == 7
-
-    model = adding_up(family, by_zero())
-    model.run_eagerly = True
-    message = told_of(model, x, y, monitor, 8)[0][-1]
-    assert int(model.optimizer.applied_steps.numpy()) == 1
-    names = ", ".join(f"model.totals_{number}" for number in range(4))
-    assert f"hold inf or NaN, too: {names}. If your program adds" in message
-    for other in ("predictions are lost", "without being scaled", "learning rate"):
-        assert other not in message
 
 
 @pytest.mark.slow

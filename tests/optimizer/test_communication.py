@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
+from exact import clip
 from installed import DEVICES
 from limits import skip_without
 from models import variable_of
-from strategies import RUN, SHORT_RUN, assert_right, last_replica_gets
+from strategies import RUN, agreed, assert_right, last_replica_gets
 
-import lossscale
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 from lossscale.runtime import replicas
 
 REPLICAS = len(DEVICES)
@@ -44,50 +44,47 @@ BFLOAT16 = pytest.param(
 each_dtype = pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 
 
-def wrapped(family, loss_scale=None, dtype="float16", inner=None):
+def wrapped(family, dtype="float16", inner=None, loss_scale=None):
     """Returns an optimizer of learning rate 1 whose gradients cross in `dtype`."""
-    loss_scale = loss_scale or DynamicLossScale(2.0**6)
-    inner = inner or family.optimizers.SGD(1.0)
-    return LossScaleOptimizer(inner, loss_scale, communication_dtype=dtype)
+    inner, scale = inner or family.optimizers.SGD(1.0), DynamicLossScale(2.0**6)
+    return LossScaleOptimizer(inner, loss_scale or scale, communication_dtype=dtype)
 
 
-def built(mirrored, family, *starts, dtypes=("float32",) * 4, **options):
-    """Returns one that is built, and its variables, which begin with these values."""
-    with mirrored.scope():
-        variables = [variable_of(family, *each) for each in zip(starts, dtypes)]
-        optimizer = wrapped(family, **options)
-        optimizer.build(variables)
-    return optimizer, variables
+class Replicas:
+    """Such an optimizer on replicas, and variables that begin with these values."""
 
+    def __init__(self, strategy, family, *starts, dtypes=("float32",) * 4, **options):
+        with strategy.scope():
+            pairs = zip(starts, dtypes)
+            self.variables = [variable_of(family, *each) for each in pairs]
+            self.optimizer = wrapped(family, **options)
+            self.optimizer.build(self.variables)
+        self.strategy = strategy
 
-def step_of(strategy, optimizer, variables, gradients, unscale=None, eagerly=False):
-    """Returns a step, traced if not `eagerly`.
+    def step(self, gradients, unscale=None):
+        """Returns a step.
 
-    `gradients` is called with the number of the replica and the loss scale, and returns
-    scaled gradients. `unscale` changes them once they are unscaled. None: they are
-    applied as they are.
-    """
+        `gradients` is called with the number of the replica and the loss scale, and
+        returns scaled gradients. `unscale` changes them once they are unscaled. None:
+        they are applied as they are.
+        """
 
-    def each():
-        scale = optimizer.scale_loss(tf.constant(1.0))
-        grads = gradients(strategies.replica(), scale)
-        if unscale is not None:
-            grads = unscale(optimizer.get_unscaled_gradients(grads))
-        optimizer.apply_gradients(list(zip(grads, variables)))
+        def each():
+            scale = self.optimizer.scale_loss(tf.constant(1.0))
+            grads = gradients(strategies.replica(), scale)
+            if unscale is not None:
+                grads = unscale(self.optimizer.get_unscaled_gradients(grads))
+            self.optimizer.apply_gradients(list(zip(grads, self.variables)))
 
-    def step():
-        strategy.run(each)
+        return tf.function(lambda: self.strategy.run(each), autograph=False)
 
-    return step if eagerly else tf.function(step, autograph=False)
+    def values(self):
+        return [agreed(self.strategy, each).tolist() for each in self.variables]
 
 
 def equal(*each):
     """Returns what makes the same gradients on all replicas, from their values."""
     return lambda _, scale: [tf.constant(one, tf.float32) * scale for one in each]
-
-
-def values(strategy, *variables):
-    return [strategies.agreed(strategy, each).tolist() for each in variables]
 
 
 # Right, and agreed
@@ -104,46 +101,37 @@ def test_fit(mirrored, family, dtype):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("way", ["keras2", "keras3"])
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-def test_a_loop(mirrored, family, way, eagerly):
-    run = [*TOO_LARGE, *(SHORT_RUN if eagerly else RUN)]
-    options = {"eagerly": eagerly, "communication_dtype": "float16"}
-    seen = strategies.loop(mirrored, family, run, way, **options)
+def test_a_loop(mirrored, family, way):
+    run, options = [*TOO_LARGE, *RUN], {"communication_dtype": "float16"}
+    seen = strategies.loop(mirrored, family, run, way=way, **options)
     assert_right(seen, run, strategies.loop_on_one(family, run, REPLICAS))
 
 
-def clip(grads):
-    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-
-
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize(
     ("special", "unscale"),
     [(np.inf, clip), (2.0**11, None)],
     ids=["clipped away", "beyond float16"],
 )
-def test_an_overflow_is_seen_on_all_and_named(
-    mirrored, family, special, unscale, eagerly
-):
-    optimizer, variables = built(mirrored, family, [1.0, 2.0], [3.0])
+def test_an_overflow_is_seen_on_all_and_named(mirrored, family, special, unscale):
+    ours = Replicas(mirrored, family, [1.0, 2.0], [3.0])
 
     def gradients(_, scale):
         bad = scale * last_replica_gets(special, 1.0)
         return [tf.stack([scale, scale]), tf.reshape(bad, [1])]
 
-    step_of(mirrored, optimizer, variables, gradients, unscale, eagerly)()
-    assert values(mirrored, *variables) == [[1.0, 2.0], [3.0]]
-    assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
-    (fault,) = optimizer.nonfinite_gradients()
+    ours.step(gradients, unscale)()
+    assert ours.values() == [[1.0, 2.0], [3.0]]
+    assert int(ours.optimizer.loss_scale.skipped_steps.numpy()) == 1
+    (fault,) = ours.optimizer.nonfinite_gradients()
     assert fault.kind == "inf"
-    assert fault.variable is variables[1]
+    assert fault.variable is ours.variables[1]
 
 
 @pytest.mark.parametrize("unscale", [None, list], ids=["scaled", "unscaled"])
 @each_dtype
 def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
     ones, dtypes = [np.ones([3, 2])] * 4, ["float32", "float64", "float16", "float32"]
-    optimizer, variables = built(mirrored, family, *ones, dtypes=dtypes, dtype=dtype)
+    ours = Replicas(mirrored, family, *ones, dtypes=dtypes, dtype=dtype)
 
     def gradients(number, scale):
         rows = tf.IndexedSlices(
@@ -152,13 +140,12 @@ def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
         dense = tf.ones([3, 2]) * scale * tf.cast(number + 1, tf.float32)
         return [rows, tf.cast(dense, tf.float64), tf.cast(dense, tf.float16), None]
 
-    step_of(mirrored, optimizer, variables, gradients, unscale)()
-    moved = sum(range(1, REPLICAS + 1))
+    ours.step(gradients, unscale)()
     expected = np.ones([3, 1])
     for number in range(REPLICAS):
         expected[number % 3] -= 0.25
         expected[2] -= 0.25
-    found = values(mirrored, *variables)
+    found, moved = ours.values(), sum(range(1, REPLICAS + 1))
     np.testing.assert_array_equal(found[0], np.tile(expected, [1, 2]))
     np.testing.assert_array_equal(found[1:3], np.full([2, 3, 2], 1.0 - moved))
     np.testing.assert_array_equal(found[3], np.ones([3, 2]))
@@ -166,38 +153,21 @@ def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
 
 def test_small_gradients_are_scaled_again_for_the_way(mirrored, family):
     """2**-26 is zero in float16, and is not once it is multiplied by 2**6."""
-    optimizer, variables = built(mirrored, family, [0.0])
+    ours = Replicas(mirrored, family, [0.0])
     for unscale in (None, list):
-        step_of(mirrored, optimizer, variables, equal([2.0**-26]), unscale)()
-    assert values(mirrored, *variables) == [[-2.0 * REPLICAS * 2.0**-26]]
+        ours.step(equal([2.0**-26]), unscale)()
+    assert ours.values() == [[-2.0 * REPLICAS * 2.0**-26]]
 
 
 def test_the_error_is_float16s(mirrored, family, rng):
     grads = rng.normal(size=[REPLICAS, 1000]).astype(np.float32)
-    optimizer, variables = built(mirrored, family, np.zeros(1000, np.float32))
-
-    def gradients(number, scale):
-        return [tf.gather(grads, number) * scale]
-
-    step_of(mirrored, optimizer, variables, gradients)()
-    found = -np.array(strategies.agreed(mirrored, *variables))
+    ours = Replicas(mirrored, family, np.zeros(1000, np.float32))
+    ours.step(lambda number, scale: [tf.gather(grads, number) * scale])()
+    found = -np.array(ours.values()[0])
     exact = grads.astype(np.float64).sum(0)
     bound = (REPLICAS + 1) * 2.0**-11 * np.abs(grads).sum(0)
     assert (np.abs(found - exact) <= bound).all()
     assert (found != exact).any()
-
-
-# What crosses
-
-
-def crossing_dtypes(nodes):
-    """Returns the dtypes of what brings replicas together."""
-    found = set()
-    for node in nodes:
-        across = node.op.startswith("Collective") and "T" in node.attr
-        if across or (node.op == "AddN" and "replica" in "".join(node.input)):
-            found.add(tf.as_dtype(node.attr["T"].type).name)
-    return found
 
 
 @each_dtype
@@ -205,44 +175,33 @@ def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype
     found = {}
     for each in (None, dtype):
         ones = np.ones([2, 2])
-        optimizer, variables = built(mirrored, family, ones, ones, dtype=each)
-        step = step_of(mirrored, optimizer, variables, equal(ones, ones))
-        function = step.get_concrete_function()
-        found[each] = crossing_dtypes(function.graph.as_graph_def().node)
-    # Outside of the branches. In one, skipped steps tell which gradients were at fault.
+        step = Replicas(mirrored, family, ones, ones, dtype=each).step(
+            equal(ones, ones)
+        )
+        # In a branch, skipped steps tell which gradients were at fault.
+        outside_of_branches = step.get_concrete_function().graph.as_graph_def().node
+        found[each] = {
+            tf.as_dtype(node.attr["T"].type).name
+            for node in outside_of_branches
+            if (node.op.startswith("Collective") and "T" in node.attr)
+            or (node.op == "AddN" and "replica" in "".join(node.input))
+        }
     assert found == {None: {"float32"}, dtype: {dtype}}
 
 
-# What the loss scale and the inner optimizer see
+@pytest.mark.parametrize("unscale", [None, clip], ids=["scaled", "clipped"])
+def test_headroom_is_told_of_the_greatest_before_the_sum(mirrored, family, unscale):
+    loss_scale = HeadroomLossScale(2.0**6)
+    ours = Replicas(mirrored, family, [0.0], loss_scale=loss_scale)
 
+    def gradients(_, scale):
+        return [tf.reshape(scale * last_replica_gets(4.0, 0.5), [1])]
 
-def test_headroom_is_told_of_the_sum(mirrored, family):
-    loss_scale = lossscale.HeadroomLossScale(2.0**6)
-    optimizer, variables = built(mirrored, family, [0.0], loss_scale=loss_scale)
-    step_of(mirrored, optimizer, variables, equal([0.125]))()
-    assert float(loss_scale.last_largest.numpy()) == 0.125 * REPLICAS
-
-    def shrink(grads):
-        return [grad * 2.0**-10 for grad in grads]
-
-    step_of(mirrored, optimizer, variables, equal([0.125]), shrink)()
-    assert float(loss_scale.last_largest.numpy()) == 0.125  # of one, before that
-
-
-def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
-    inner = family.optimizers.SGD(1.0, clipnorm=1.0)
-    optimizer, variables = built(mirrored, family, [0.0], inner=inner)
-    step_of(mirrored, optimizer, variables, equal([1.0]))()
-    assert values(mirrored, *variables) == [[-1.0]]
+    ours.step(gradients, unscale)()
+    assert float(loss_scale.last_largest.numpy()) == 4.0
 
 
 # As an argument
-
-
-@pytest.mark.parametrize("value", ["float32", 16, "half", tf.float32, True])
-def test_a_wrong_dtype_is_refused(family, value):
-    with pytest.raises(ValueError, match="`communication_dtype` must be one of 'fl"):
-        wrapped(family, dtype=value)
 
 
 def test_it_is_in_the_config(family):
@@ -259,22 +218,44 @@ def test_it_is_in_the_config(family):
 
 
 def test_a_checkpoint_restores_without_it(mirrored, family, tmp_path):
-    first, variables = built(mirrored, family, [1.0])
-    second, _ = built(mirrored, family, [5.0], dtype=None)
-    step_of(mirrored, first, variables, equal([2.0**12]))()
-    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "state"))
+    first = Replicas(mirrored, family, [1.0])
+    second = Replicas(mirrored, family, [5.0], dtype=None).optimizer
+    first.step(equal([2.0**12]))()
+    path = tf.train.Checkpoint(optimizer=first.optimizer).write(str(tmp_path / "state"))
     tf.train.Checkpoint(optimizer=second).read(path).assert_existing_objects_matched()
-    assert float(second.loss_scale.numpy()) == float(first.loss_scale.numpy())
+    assert float(second.loss_scale.numpy()) == 2.0**5
     assert int(second.loss_scale.skipped_steps.numpy()) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "where", "message"),
+    [
+        *(
+            (value, None, "one of 'float16', 'bfloat16'")
+            for value in ("half", tf.float32, True)
+        ),
+        ("float16", ("train_apart", True), "None under ParameterServerStrategy"),
+        ("bfloat16", ("can_sum", False), "'float16' or None with this TensorFlow"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(family, monkeypatch, dtype, where, message):
+    if where:
+        name, answer = where
+        monkeypatch.setattr(replicas, name, lambda *_: answer)
+    with pytest.raises(ValueError, match=f"`communication_dtype` must be .*{message}"):
+        wrapped(family, dtype=dtype)
+
+
+# Optimizers that add up in their own way
 
 
 def test_an_aggregation_of_the_callers_own_is_refused(family):
     skip_without("experimental_aggregate_gradients", family)
     variable = variable_of(family, [1.0])
-    optimizer = wrapped(family)
     pairs = [(tf.constant([1.0]), variable)]
     with pytest.raises(ValueError, match="`skip_gradients_aggregation` must be False"):
-        optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+        wrapped(family).apply_gradients(pairs, experimental_aggregate_gradients=False)
     assert variable.numpy().tolist() == [1.0]
 
 
@@ -316,20 +297,34 @@ def test_one_that_never_asks_for_the_sum_is_refused(mirrored, family):
             super().build(variables[1:])
 
     for own in (Delegates, Shares):
-        optimizer, variables = built(mirrored, family, [1.0], [1.0], inner=own(1.0))
-        step = step_of(mirrored, optimizer, variables, equal([2.0**-9], [2.0**-9]))
+        ours = Replicas(mirrored, family, [1.0], [1.0], inner=own(1.0))
         with pytest.raises(ValueError, match="in its own way, got"):
-            step()
+            ours.step(equal([2.0**-9], [2.0**-9]))()
 
 
-def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
-    skip_without("experimental_aggregate_gradients", family)
+def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
+    sgd = family.optimizers.SGD
+    inners = [(sgd(1.0, clipnorm=1.0), 1.0)]
+    if family.name != "keras3":
+        inners += [(drops(sgd)(1.0), REPLICAS), (clips(sgd)(1.0), 0.25)]
+    for inner, moved in inners:
+        ours = Replicas(mirrored, family, [0.0], inner=inner)
+        ours.step(equal([1.0]))()
+        assert ours.values() == [[-moved]]
 
-    class Drops(family.optimizers.SGD):
+
+def drops(base):
+    class Drops(base):
+        """Drops Keras 2's arguments: it adds up once all the same."""
+
         def apply_gradients(self, grads_and_vars, name=None, **_):
             return super().apply_gradients(list(grads_and_vars), name=name)
 
-    class Clips(family.optimizers.SGD):
+    return Drops
+
+
+def clips(base):
+    class Clips(base):
         """Clips what it adds up, as the Model Garden's `AdamWeightDecay`."""
 
         def apply_gradients(
@@ -341,22 +336,4 @@ def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
                 grads_and_vars = list(zip(grads, variables))
             return super().apply_gradients(grads_and_vars, name=name)
 
-    for own, moved in ((Drops, REPLICAS), (Clips, 0.25)):
-        optimizer, variables = built(mirrored, family, [0.0], inner=own(1.0))
-        step_of(mirrored, optimizer, variables, equal([1.0]))()
-        assert values(mirrored, *variables) == [[-moved]]
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "dtype", "message"),
-    [
-        ("train_apart", True, "float16", "None under ParameterServerStrategy"),
-        ("can_sum", False, "bfloat16", "'float16' or None with this TensorFlow"),
-    ],
-)
-def test_where_it_cannot_be_it_is_refused(
-    family, monkeypatch, name, answer, dtype, message
-):
-    monkeypatch.setattr(replicas, name, lambda *_: answer)
-    with pytest.raises(ValueError, match=message):
-        wrapped(family, dtype=dtype)
+    return Clips

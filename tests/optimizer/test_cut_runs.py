@@ -193,6 +193,7 @@ NOT_SAVED = {
     "bad_losses_counted",
     # The greatest magnitude of the last step, which a step writes.
     "last_largest",
+    "greatest_so_far",
 }
 
 

@@ -199,7 +199,6 @@ def as_if_on_a_gpu(monkeypatch):
     monkeypatch.setattr(mode, "_has_gpu", lambda: True)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(TENSORFLOW < (2, 21), reason="the page's figures are of 2.21")
 @pytest.mark.usefixtures("as_if_on_a_gpu")
 def test_the_host_waits_as_often_as_the_page_says():

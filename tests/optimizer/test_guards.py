@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from guards import GUARDS, Judges, large
+from limits import skip_without
 from models import built, compiled, regression, scale_state
 from routes import ROUTES, there
 from strategies import scope_of
@@ -96,9 +97,6 @@ def test_an_engines_checkpoint_has_the_key_guard(tmp_path):
 def test_copies_and_configs_carry_it(family, name):
     optimizer, _ = built(family, DynamicLossScale(64.0), guard=GUARDS[name]())
     fill(optimizer)
-    copied = copy.deepcopy(optimizer)
-    assert copied.guard is not optimizer.guard
-    assert scale_state(copied) == scale_state(optimizer)
     cls = type(optimizer.guard)
     config = json.loads(json.dumps(optimizer.get_config()))
     again = LossScaleOptimizer.from_config(config, {cls.__name__: cls})
@@ -107,6 +105,10 @@ def test_copies_and_configs_carry_it(family, name):
     fresh = GUARDS[name]().variables
     for variable, new in zip(again.guard.variables, fresh):
         np.testing.assert_array_equal(variable.numpy(), new.numpy())
+    skip_without("copying", family)
+    copied = copy.deepcopy(optimizer)
+    assert copied.guard is not optimizer.guard
+    assert scale_state(copied) == scale_state(optimizer)
 
 
 def test_two_variables_of_one_name_are_refused(family):

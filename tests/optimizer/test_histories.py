@@ -96,9 +96,17 @@ class Run:
 
     # What may happen.
 
+    def levels(self):
+        """Returns what a loss scale that is replaced hands on of bad losses."""
+        saved = self.optimizer.engine._saved()
+        return {name: int(variable.numpy()) for name, variable in saved.items()}
+
     def replace(self, scale, guard):
+        self.take("N")
+        before = self.levels()
         scale = self.optimizer.loss_scale if scale == "same" else SCALES[scale]()
         self.use(self.optimizer.with_loss_scale(scale, guard=GUARDS[guard]()))
+        assert self.levels() == before
 
     def refused(self):
         before = self.state()

@@ -212,6 +212,11 @@ def test_a_file_holds_ours_by_their_names(generation, wrapped):
         with pytest.raises(ValueError, match="`weights` must be the"):
             other.optimizer.load_own_variables(wrong)
         assert other.state() == (8.0, 8.0, 0)
+    unbuilt, other = {}, Wrapped(generation, generation.optimizers.SGD(1.0, 0.5))
+    LossScaleOptimizer(generation.optimizers.SGD(1.0, 0.5)).save_own_variables(unbuilt)
+    other.step(0.5)
+    other.optimizer.load_own_variables(unbuilt)  # Keras logs that it leaves it out
+    assert other.state() == (7.5, 8.0, 1)
 
 
 def test_hyperparameters_are_the_inner_optimizers(wrapped):

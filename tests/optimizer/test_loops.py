@@ -36,18 +36,6 @@ def trained(family):
     return Trained(family)
 
 
-@pytest.mark.peer_defect(16)
-@pytest.mark.parametrize("mode", AND_XLA)
-@loops
-def test_either_loop_runs_on_either_keras(trained, get, mode):
-    step = compiled(lambda factor: trained.apply(get(trained, factor)), mode)
-    for factor, subtracted in ((GOOD, 0.5), (BAD, 0.5), (GOOD, 1.0)):
-        step(tf.constant(factor))
-        assert trained.subtracted() == subtracted
-    assert trained.state() == (S / 2, 1, 1)
-    assert int(trained.optimizer.iterations.numpy()) == 2
-
-
 @pytest.mark.smoke
 @pytest.mark.peer_defect(24)
 @pytest.mark.parametrize("mode", AND_XLA)
@@ -189,14 +177,6 @@ def test_without_any_gradient_it_does_as_a_bare_optimizer(family, grads, mode):
         assert trained.subtracted() == 0.0
         assert trained.state()[2] == 0
     assert answers[0] == answers[1]
-
-
-@pytest.mark.filterwarnings("ignore:.*radients do not exist")
-@pytest.mark.parametrize("mode", MODES)
-def test_one_gradient_may_be_none(family, mode):
-    trained = Trained(family, sizes=(4, 4))
-    compiled(lambda: trained.apply([trained.scaled(0.5)[0], None]), mode)()
-    assert trained.subtracted() == [0.5, 0.0]
 
 
 @pytest.mark.peer_defect(18)
@@ -435,19 +415,3 @@ def test_what_is_finite_is_applied_though_its_sum_is_not(family, clips):
             session.run(train, {factor: value})
             assert session.run(loss_scale.skipped_steps) == skipped
             assert (session.run(variable) < 0.0).all()
-
-
-def test_fit_of_keras_in_a_graph(family):
-    skip_without("a tf.compat.v1 graph", family)
-    keras = family.keras
-    with tf.Graph().as_default(), tf.compat.v1.Session().as_default():
-        model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01))
-        model.compile(optimizer, loss="mse")
-        x, y = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
-        first = model.train_on_batch(x, y)
-        weights = model.get_weights()
-        model.train_on_batch(x * np.inf, y)
-        for before, after in zip(weights, model.get_weights()):
-            np.testing.assert_array_equal(before, after)
-        assert model.train_on_batch(x, y) < first

@@ -339,8 +339,10 @@ def test_with_skip_a_row_of_nan_costs_nothing(family):
     assert scales[0] == scales[1] > 2.0**10
     assert_same(found.get_weights(), expected.get_weights())
     assert messages == [
-        f"Epoch {number}: 1 step was skipped because the loss was NaN "
-        "before it was scaled, at batch 17, counted from 0: look at these rows."
+        f"Epoch {number}: 1 step was skipped because the loss (mean_squared_error) was "
+        "NaN before it was scaled, at batch 17, counted from 0. These rows of the data "
+        "hold inf or NaN, counted from 0: 17. Look at these rows, and repair them or "
+        "leave them out."
         for number in range(1, epochs + 1)
     ]
 

@@ -16,13 +16,11 @@ PROGRAM = pages.block_of("recipes", "rho =")
 RHO, RATE = 0.5, 1e-2
 
 
-@pytest.fixture(params=[pytest.param("eager", marks=pytest.mark.slow), "graph"])
-def recipe(run, request):
+@pytest.fixture
+def recipe(run):
     """Returns the page's model, its optimizer, its step and the data."""
     found = run(PROGRAM.replace("rho = 0.05", f"rho = {RHO}"))
-    model, optimizer, step = (found[n] for n in ("model", "optimizer", "train_step"))
-    step = step.python_function if request.param == "eager" else step
-    return model, optimizer, step, found["x"], found["y"]
+    return [found[name] for name in ("model", "optimizer", "train_step", "x", "y")]
 
 
 def test_a_step_is_that_of_the_paper(recipe):

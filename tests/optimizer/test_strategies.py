@@ -1,12 +1,11 @@
-"""Every strategy, entry point and Keras: all replicas skip a step, or all apply it.
+"""Replicas train as one: all of them skip a step, or all apply it.
 
 The infinity is on the first replica, the last, all of them or none. Every copy of every
 variable stays equal to the last bit, and to what one replica computes unwrapped.
 
-The strategy with replicas is MirroredStrategy on two of them. The last test runs some
-of this file once more on four, of this one and another, in processes of their own.
-
-Put the flag of one replica in the place of the agreed one and these tests fail.
+The strategy is MirroredStrategy on two replicas. The last test runs some of this file
+once more on four, and with another strategy, in processes of their own. That every loop
+trains in every mode is in test_loops_in_every_mode.py.
 """
 
 from __future__ import annotations
@@ -14,86 +13,40 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import benchmark
 import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
-from driving import EAGER_REPLICAS, MODES, drive
 from impossible import why_not
 from installed import DEVICES, ROOT, STRATEGY
-from limits import skip_without
-from models import variable_of
-from strategies import RUN, SCALE, SHORT_RUN, applied, assert_right, rule
+from limits import is_older, skip_without
+from models import built, compiled, data, regression, variable_of
+from strategies import RUN, SHORT_RUN, agreed, assert_right, last_replica_gets
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
-ON_REPLICAS = STRATEGY
 HERE = Path(__file__)
-
-
 ONE_DEVICE = pytest.param("one-device", marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=["none", ONE_DEVICE, ON_REPLICAS])
-def place(request):
-    """The name of a strategy."""
-    return request.param
+def eager(step):
+    return step
 
 
-@pytest.fixture
-def strategy(place, request):
-    if place == "none":
-        return None
-    if place == "one-device":
-        return tf.distribute.OneDeviceStrategy("CPU:0")
-    return request.getfixturevalue("mirrored")
-
-
-def skip_impossible(place, family, entry):
-    if place == ON_REPLICAS:
-        skip_without("adding up over replicas", family)
-    reason = why_not(place, family.name, entry)
-    if reason:
-        pytest.skip(f"impossible, see impossible.py: {reason}")
-
-
-def run_for(place, eagerly):
-    # An eager step on replicas starts threads.
-    return SHORT_RUN if eagerly and place == ON_REPLICAS else RUN
-
-
-@pytest.mark.peer_defect(1)
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-def test_fit(place, strategy, family, eagerly):
-    skip_impossible(place, family, "fit")
-    if place == ON_REPLICAS:
-        skip_without("fit over replicas", family)
-    run = run_for(place, eagerly)
-    seen = strategies.fit(strategy, family, run, run_eagerly=eagerly)
-    assert_right(seen, run, strategies.fit_on_one(family, run))
-
-
-WAYS = {
-    "keras3-in-scope": {"way": "keras3", "inside": True},
-    "keras2-out-of-scope": {"way": "keras2", "inside": False},
-    "eager": {"eagerly": True},
-    "xla": COMPILED_BY_XLA,
+#: How training is entered: "fit", or a loop that is driven in some way.
+PROGRAMS = {
+    "fit": strategies.fit,
+    "fit, eager": partial(strategies.fit, run_eagerly=True),
+    "loop": strategies.loop,
+    "loop, keras2": partial(strategies.loop, way="keras2"),
+    "loop, eager": partial(strategies.loop, how=eager),
+    "loop, xla": partial(strategies.loop, how=tf.function(**COMPILED_BY_XLA)),
 }
-
-
-@pytest.mark.peer_defect(1)
-@pytest.mark.parametrize("way", WAYS)
-def test_strategy_run(place, strategy, family, way):
-    skip_impossible(place, family, "xla" if way == "xla" else "loop")
-    run = run_for(place, way == "eager")
-    seen = strategies.loop(strategy, family, run, **WAYS[way])
-    replicas = strategies.count(strategy)
-    assert_right(seen, run, strategies.loop_on_one(family, run, replicas))
-
-
 #: What the optimizers that can leave the aggregation to the caller are told.
 UNAGGREGATED = {
     "keras2-legacy": {"experimental_aggregate_gradients": False},
@@ -101,65 +54,260 @@ UNAGGREGATED = {
 }
 
 
+def skip_impossible(place, family, entry):
+    if place == STRATEGY:
+        skip_without("adding up over replicas", family)
+        if entry == "fit":
+            skip_without("fit over replicas", family)
+    if why_not(place, family.name, entry):
+        pytest.skip(f"impossible, see impossible.py: {place}, {family.name}, {entry}")
+
+
+@pytest.mark.peer_defect(1)
+@pytest.mark.parametrize("place", [STRATEGY, ONE_DEVICE])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_all_replicas_skip_a_step_or_all_apply_it(request, place, family, program):
+    entry, _, way = program.partition(", ")
+    skip_impossible(place, family, "xla" if way == "xla" else entry)
+    if place == STRATEGY:
+        strategy = request.getfixturevalue("mirrored")
+    else:
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    # An eager step on replicas starts threads.
+    run = SHORT_RUN if way == "eager" and place == STRATEGY else RUN
+    if entry == "fit":
+        weights = strategies.fit_on_one(family, run)
+    else:
+        replicas = strategy.num_replicas_in_sync
+        weights = strategies.loop_on_one(family, run, replicas)
+    assert_right(PROGRAMS[program](strategy, family, run), run, weights)
+
+
 @pytest.mark.each_version
 @pytest.mark.every
 @pytest.mark.peer_defect(23)
-@pytest.mark.parametrize("way", ["keras3-in-scope", "keras2-out-of-scope", "eager"])
-def test_strategy_run_without_the_optimizers_aggregation(mirrored, family, way):
-    skip_impossible(ON_REPLICAS, family, "unaggregated")
-    run, arguments = run_for(ON_REPLICAS, way == "eager"), UNAGGREGATED[family.name]
-    seen = strategies.loop(mirrored, family, run, arguments=arguments, **WAYS[way])
-    assert_right(seen, run, strategies.loop_on_one(family, run, 1))
+@pytest.mark.parametrize("program", ["loop", "loop, keras2", "loop, eager"])
+def test_replicas_agree_though_the_caller_adds_the_gradients_up(
+    mirrored, family, program
+):
+    skip_impossible(STRATEGY, family, "unaggregated")
+    drive = partial(PROGRAMS[program], arguments=UNAGGREGATED[family.name])
+    seen = drive(mirrored, family, SHORT_RUN)
+    assert_right(seen, SHORT_RUN, strategies.loop_on_one(family, SHORT_RUN, 1))
 
 
-@pytest.mark.peer_defect(22)
-@pytest.mark.parametrize("mode", [mode for mode in MODES if "replica" in mode])
-def test_update(place, strategy, mode):
-    flags = applied(run_for(place, mode in EAGER_REPLICAS))
-    strategy = strategy or tf.distribute.get_strategy()
-    found = drive(lambda: DynamicLossScale(**SCALE), flags, mode, strategy)
-    assert found == ([scale for scale, *_ in rule(flags)], flags)
+def step_of(strategy, optimizer, variables):
+    """Returns a step with scaled gradients of the last replica, and of the others."""
+
+    def replica(of_last, of_others):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = map(last_replica_gets, of_last, of_others)
+        optimizer.apply_gradients(list(zip(grads, variables)))
+
+    step = tf.function(lambda *pair: strategy.run(replica, pair))
+    return lambda *pair: step(*(list(map(tf.constant, each)) for each in pair))
 
 
+@pytest.mark.smoke
+@pytest.mark.peer_defect(25)
 @pytest.mark.peer_defect(30)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("way", ["keras2", "keras3"])
-def test_an_overflow_of_the_sum_moves_nothing(mirrored, family, dtype, way):
-    """Of gradients that are finite in every partial sum but the whole one."""
-    if why_not(ON_REPLICAS, family.name, "loop"):
+def test_only_a_sum_that_overflows_is_skipped(mirrored, family, dtype):
+    """Every gradient is finite, and so is each sum of fewer than all."""
+    if why_not(STRATEGY, family.name, "loop"):
         pytest.skip("impossible, see impossible.py")
     with mirrored.scope():
         variables = [variable_of(family, [1.0, 2.0], dtype) for _ in range(2)]
-        loss_scale = DynamicLossScale(1.0)
-        optimizer = LossScaleOptimizer(strategies.momentum(family), loss_scale)
+        loss_scale, inner = DynamicLossScale(1.0), strategies.momentum(family)
+        optimizer = LossScaleOptimizer(inner, loss_scale)
         optimizer.build(variables)
+    step, ones = step_of(mirrored, optimizer, variables), np.ones([2], dtype)
+    share = np.finfo(dtype).max / len(DEVICES)
 
-    def each(grad):
-        one = tf.cast(optimizer.scale_loss(tf.constant(1.0)), dtype)
-        grads = [one * tf.ones([2], dtype), grad * one]
-        if way == "keras2":
-            grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients(list(zip(grads, variables)))
+    def both(*second):
+        return [ones, np.array(second, dtype)]
 
-    step = tf.function(lambda grad: mirrored.run(each, (grad,)))
-    largest = np.finfo(dtype).max / len(DEVICES)
     for _ in range(2):
-        step(tf.constant([1.1 * largest, 0.0], dtype))
+        step(both(1.1 * share, 0.0), both(1.1 * share, 0.0))
         for variable in variables:
-            np.testing.assert_array_equal(strategies.agreed(mirrored, variable), [1, 2])
-        assert int(optimizer.iterations.numpy()) == 0
+            np.testing.assert_array_equal(agreed(mirrored, variable), [1, 2])
     assert loss_scale.skipped_steps.numpy() == 2
     (fault,) = optimizer.nonfinite_gradients()
     assert (fault.kind, fault.variable) == ("inf", variables[1])
     assert optimizer.nonfinite_loss() is None
     for slot in strategies.slots(optimizer):
-        assert not strategies.agreed(mirrored, slot).any()
-    step(tf.constant([0.9 * largest, 0.0], dtype))
-    assert int(optimizer.iterations.numpy()) == 1
+        assert not agreed(mirrored, slot).any()
+    step(both(0.9 * share, 0.0), both(0.9 * share, 0.0))
+    step(both(1.2 * share, 0.0), both(0.0, 1.2 * share))
+    if len(DEVICES) == 2:  # of more, the order of the sum decides
+        step(both(1.8 * share, 1.8 * share), both(-1.8 * share, -1.8 * share))
+    assert int(optimizer.iterations.numpy()) == (3 if len(DEVICES) == 2 else 2)
+    assert loss_scale.skipped_steps.numpy() == 2
     strategies.assert_bit_equal(mirrored, variables)
 
 
-# This file once more, in processes of its own
+@pytest.mark.smoke
+@pytest.mark.peer_defect(24)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_clipping_in_one_run_hides_nothing_from_the_next(family, mirrored, mode):
+    with mirrored.scope():
+        optimizer, variable = built(family, DynamicLossScale(8.0))
+
+    def differentiate(special):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = [last_replica_gets(special, [8.0, 0.0])]
+        return tf.clip_by_value(optimizer.get_unscaled_gradients(grads)[0], -1.0, 1.0)
+
+    def apply(grad):
+        optimizer.apply_gradients([(grad, variable)])
+
+    def step(special):
+        grads = mirrored.run(differentiate, args=(special,))
+        mirrored.run(apply, args=(grads,))  # in new threads
+
+    step = compiled(step, mode)
+    step(tf.constant([np.inf, 0.0]))
+    np.testing.assert_array_equal(agreed(mirrored, variable), [1.0, 2.0])
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    step(tf.constant([8.0, 0.0]))
+    assert int(optimizer.iterations.numpy()) == 1
+
+
+def test_slots_may_be_created_within_a_step(family, mirrored):
+    # A bare Keras 3 optimizer fails here: its slots' initial values belong to a trace.
+    with mirrored.scope():
+        variable = variable_of(family, [1.0, 2.0])
+        optimizer = LossScaleOptimizer(family.optimizers.Adam(0.5), 8.0)
+    step_of(mirrored, optimizer, [variable])([[8.0, 0.0]], [[8.0, 0.0]])
+    np.testing.assert_allclose(agreed(mirrored, variable), [0.5, 2.0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_rows_that_add_up_to_infinity_are_skipped(family, mirrored):
+    """In float16: the same row of several replicas, or of one."""
+    skip_without("adding up over replicas", family)
+    with mirrored.scope():
+        scale, ones = DynamicLossScale(1.0), np.ones([5, 2])
+        optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
+
+    def replica(indices, indices_of_last, of_last):
+        optimizer.scale_loss(tf.constant(1.0))
+        values = tf.constant([[2e4, 0], [2e4, 1]], tf.float16)
+        values += tf.cast(last_replica_gets(of_last, 0.0), tf.float16)
+        indices = last_replica_gets(indices_of_last, indices)
+        grad = tf.IndexedSlices(values, indices, tf.constant([5, 2]))
+        optimizer.apply_gradients([(grad, table)])
+
+    @tf.function
+    def step(*args):
+        mirrored.run(replica, args=tuple(map(tf.constant, args)))
+
+    step([0, 1], [3, 3], 0.0)  # 4e4
+    step([3, 3], [1, 3], 0.0)  # 6e4
+    assert scale.skipped_steps.numpy() == 0
+    before = agreed(mirrored, table)
+    assert (before[[2, 4]] == 1).all()
+    assert (before[[0, 1, 3], 0] < 1).all()
+    for number, args in enumerate([([3, 3], [3, 3], 0.0), ([0, 1], [3, 2], np.inf)]):
+        step(*args)  # 8e4, and an infinity
+        assert scale.skipped_steps.numpy() == number + 1
+        np.testing.assert_array_equal(agreed(mirrored, table), before)
+        (found,) = optimizer.nonfinite_gradients()
+        assert found.kind == "inf"
+
+
+#: What Keras 3 does in its own way on replicas, and whether it must fail in a graph.
+SETTINGS = {
+    "accumulation": ({"gradient_accumulation_steps": 2}, True),
+    "ema": ({"use_ema": True, "ema_overwrite_frequency": 2}, (3, 16)),
+    "clipnorm": ({"clipnorm": 1.0}, False),
+}
+
+
+@pytest.mark.every
+@pytest.mark.peer_defect(13)
+@pytest.mark.peer_defect(14)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_keras_does_or_fails_as_bare(family, mirrored, name):
+    """In a branch Keras 3 can meet eagerly, and in a graph one from 3.16 on."""
+    setting, fails = SETTINGS[name]
+    if fails:
+        skip_without("gradient accumulation and EMA on replicas", family)
+    skip_without("adding up over replicas", family)
+    seen, in_a_graph = [], []
+    for wrap in (False, True):
+        variable, each = _on_both(mirrored, family, wrap, setting)
+        for _ in range(2):
+            mirrored.run(each)
+        seen.append(agreed(mirrored, variable).tolist())
+        try:
+            tf.function(mirrored.run)(each)
+        except RuntimeError as error:
+            in_a_graph.append(["merge_call"] if "merge_call" in str(error) else [])
+        else:
+            in_a_graph.append(agreed(mirrored, variable).tolist())
+    assert seen[0] == seen[1] != [1.0, 2.0]
+    assert in_a_graph[0] == in_a_graph[1]
+    if fails is True or (fails and is_older(family, fails)):
+        assert in_a_graph[0] == ["merge_call"]
+
+
+def _on_both(mirrored, family, wrap, setting):
+    """Returns a variable and a replica's step, bare or wrapped."""
+    with mirrored.scope():
+        variable = variable_of(family, [1.0, 2.0])
+        optimizer = family.optimizers.SGD(0.5, **setting)
+        if wrap:
+            optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(8.0))
+        if hasattr(optimizer, "build"):
+            optimizer.build([variable])
+
+    def each():
+        grads = [last_replica_gets([8.0, 0.0], [0.0, 8.0])]
+        if wrap:
+            grads[0] *= optimizer.scale_loss(tf.constant(1.0))
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(list(zip(grads, [variable])))
+
+    return variable, each
+
+
+@pytest.mark.slow  # XLA and two replicas: it compiles long
+@pytest.mark.peer_defect(28)
+def test_xla_fails_or_works_as_with_a_bare_optimizer(family, mirrored, rng):
+    skip_without("compile(jit_compile=...)", family)
+    ends = []
+    for wrap in (lambda inner: inner, LossScaleOptimizer):
+        with mirrored.scope():
+            optimizer = wrap(family.optimizers.SGD(0.1))
+            model = regression(family, optimizer, jit_compile=True)
+        try:
+            model.fit(*data(rng, 8), batch_size=8, verbose=0)
+            ends.append("trains")
+        except (ValueError, tf.errors.OpError) as error:
+            ends.append(type(error))
+    bare, wrapped = ends
+    assert wrapped == bare
+
+
+def test_apply_in_cross_replica_context_is_refused(family, mirrored):
+    with mirrored.scope():
+        optimizer, variable = built(family, DynamicLossScale(8.0))
+    with mirrored.scope(), pytest.raises(ValueError, match="in replica context"):
+        optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
+    assert optimizer.loss_scale.skipped_steps.numpy() == 0
+
+
+@pytest.mark.parametrize("loss_scale", [DynamicLossScale, HeadroomLossScale])
+@pytest.mark.parametrize("shapes", [[(2,)], [(2,), (3, 4), (5,)]], ids=len)
+def test_one_message_is_all_that_crosses_for_our_sake(
+    family, mirrored, shapes, loss_scale
+):
+    """In a step that is not in doubt: counted in the graph, beside the bare step."""
+    skip_without("adding up over replicas", family)
+    counts = benchmark.count(mirrored, family, shapes, loss_scale)
+    assert counts["lossscale"] == counts["bare"] + 1
+    assert counts["bare"] >= 1  # the gradients cross, and are seen to
 
 
 @pytest.mark.slow
@@ -171,7 +319,7 @@ def test_another_strategy_or_more_replicas(on):
     # How many replicas there are matters to the sum, and what a strategy is to all.
     chosen = "sum" if "mirrored" in on else "central or replicas or sum"
     answer = subprocess.run(
-        [*command, f"({chosen}) and not another"],
+        [*command, f"({chosen}) and not another and not one-device"],
         cwd=ROOT,
         env={**os.environ, "LOSSSCALE_TESTS_ON": on},
         capture_output=True,

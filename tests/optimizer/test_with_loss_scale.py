@@ -213,6 +213,7 @@ def test_a_guard_is_handed_on_with_its_state(family):
     assert trained.subtracted() == 2.5 + 2.0**9
 
 
+@pytest.mark.every
 def test_a_new_guard_begins_in_its_initial_state_whatever_was_read(family, tmp_path):
     """And after guard=None no file has one."""
 
@@ -252,6 +253,7 @@ class NarrowOfKeras2(LossScaleOptimizer):
         super().__init__(inner_optimizer, dynamic, initial_scale)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("cls", [Narrow, NarrowOfKeras2])
 def test_a_class_that_hands_no_arguments_on_is_told_what_to_write(family, cls):
     optimizer = cls(family.optimizers.SGD(1.0))

@@ -144,37 +144,22 @@ def test_what_is_said_of_a_value_is_so(mode, steps):
     ("operation", "kinds", "value", "expected"),
     [
         ("Mul", [SCALED, UNSCALED], None, SCALED),
-        ("Mul", [SCALED, SCALED], None, SQUARED),
         ("Mul", [SCALED, SQUARED], None, CHANGED),
         ("RealDiv", [SCALED, SCALE], None, UNSCALED),
-        ("RealDiv", [SQUARED, SCALED], None, SCALED),
         ("RealDiv", [None, SCALE], None, INVERSE),
         ("RealDiv", [SCALED, UNKNOWN], None, SCALED),
         ("RealDiv", [UNKNOWN, SCALED], None, UNKNOWN),
         # GradNorm's weights: a scaled loss by a norm of unscaled gradients.
         ("RealDiv", [SCALED, UNSCALED], None, SCALED),
-        ("Sqrt", [SQUARED], None, SCALED),
         ("Rsqrt", [SQUARED], None, INVERSE),
         ("Pow", [SCALED, None], 2.0, SQUARED),
         ("Pow", [SCALED, None], 3.0, CHANGED),
-        ("AddV2", [SCALED, None], None, SCALED),
         ("AddV2", [SCALED, UNSCALED], None, CHANGED),
         ("SelectV2", [None, SCALED, UNSCALED], None, CHANGED),
-        ("Bitcast", [SCALED], None, SCALED),
-        ("EagerPyFunc", [SCALED], None, UNKNOWN),
         ("AddV2", [UNSCALED, UNKNOWN], None, UNKNOWN),
         ("AddV2", [SCALED, UNKNOWN], None, SCALED),
-        ("Minimum", [SCALED, None], 1.0, CHANGED),
-        ("Minimum", [SCALED, SCALED], None, SCALED),
         ("Minimum", [UNSCALED, None], 1.0, UNSCALED),
         ("Maximum", [SCALE, None], 1.0, SCALE),
-        ("Maximum", [SCALED, None], 1.0, CHANGED),
-        ("Maximum", [SCALED, None], 1e-6, SCALED),
-        ("Greater", [SCALED, None], 0.0, UNSCALED),
-        ("Greater", [SCALED, None], 1.0, CHANGED),
-        ("Tanh", [SCALED], None, CHANGED),
-        ("Tanh", [UNSCALED], None, UNSCALED),
-        ("Sign", [SCALED], None, UNSCALED),
         ("SelectV2", [UNSCALED, SCALED, None], None, SCALED),
         ("SelectV2", [CHANGED, SCALED, None], None, CHANGED),
         ("Mul", [CHANGED, UNSCALED], None, CHANGED),
@@ -182,7 +167,9 @@ def test_what_is_said_of_a_value_is_so(mode, steps):
         ("NobodyHasHeardOfIt", [None, None], None, None),
     ],
 )
-def test_what_an_operation_makes(operation, kinds, value, expected):
+def test_what_an_operation_makes_beside_what_expressions_show(
+    operation, kinds, value, expected
+):
     number = None if value is None else np.asarray(value)
     assert made_of(operation, kinds, lambda _: number) == expected
 

@@ -19,6 +19,7 @@ import horovod.tensorflow.keras as hvd_keras
 import installed
 import numpy as np
 import tensorflow as tf
+from exact import clip
 from trained import RATE, START, ByEngine, ByKeras
 
 import lossscale
@@ -48,10 +49,6 @@ def rows(ours, x, **options):
         scaled = ours.scale(tf.reduce_sum(tf.gather(ours.weight, [0, 1]) * x))
     tape = hvd.DistributedGradientTape(tape, **options)
     ours.apply(tape.gradient(scaled, [ours.weight]))
-
-
-def clip(grads):
-    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
 
 def two_batches(ours, x):
@@ -255,8 +252,7 @@ def main():
     told["cases"] = cases = {}
     for kind, (make, family) in kinds.items():
         for name, program in {**SUMMED, **OWN}.items():
-            few = {"tape", "minimize", "rows", "unscale_clip_sum"}
-            if name == "minimize" if family is None else name not in few:
+            if name == "minimize" if family is None else name not in OF_KERAS:
                 continue
             for what, happens in HAPPENS.items():
                 if name == "unscale, clip, sum" and what == "an overflow":

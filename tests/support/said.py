@@ -15,7 +15,7 @@ from models import regression
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer, SpikeGuard
 from lossscale.monitor import causes, findings
 from lossscale.monitor.model import Data
-from lossscale.monitor.reading import Reading, Skips
+from lossscale.monitor.reading import Reading
 from lossscale.monitor.watched import Run, Watched
 from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 
@@ -40,23 +40,23 @@ def watched(scale=None, *, policy="mixed_float16", guard=None, change=None, **no
     if change is not None:
         change(model)
     monitor = SimpleNamespace(model=model, on_stall="warn", params={})
-    w.run = Run(monitor, [w])
-    w.run.data = Data(None, False)
-    w.begin(Reading(now.get("before", float(scale)), 0, 0))
-    reading = {"loss_scale": float(scale), "skipped": 0, "applied": 0, **now}
-    reading.pop("before", None)
-    w.see(Reading(**reading))
+    Run(monitor, [w]).data = Data(None, False)
+    w.begin(Reading(now.pop("before", float(scale)), 0, 0))
+    w.see(Reading(**{"loss_scale": float(scale), "skipped": 0, "applied": 0, **now}))
     return w
 
 
 def skips(count, why, **kwargs):
+    """Returns what is read after steps that were all skipped, for one reason."""
+    bad = 0 if why == LEFT_OUT else count
     last = tuple((number, why) for number in range(count))
-    return {"skipped": count, "skips": Skips(count, last=last, **kwargs)}
+    read = {"own": count, "nonfinite": bad, "last": last, "in_a_row": bad}
+    return {"skipped": bad, **read, **kwargs}
 
 
-LOSSES = skips(3, "nan", losses=3, in_a_row=3, bad_losses=3)
-ONE_LOSS = {"loss_scale": 4.0, **skips(1, "nan", losses=1, in_a_row=1, bad_losses=1)}
-OVERFLOW = {"applied": 9, **skips(3, GRADIENTS, in_a_row=3)}
+LOSSES = skips(3, "nan", losses=3, bad_losses=3)
+ONE_LOSS = {"loss_scale": 4.0, **skips(1, "nan", losses=1, bad_losses=1)}
+OVERFLOW = {"applied": 9, **skips(3, GRADIENTS)}
 
 
 def with_nan(model):
@@ -126,12 +126,6 @@ def with_rooms(room):
     return w
 
 
-def with_zeros():
-    w = watched(applied=9)
-    w.zeros = w.patience
-    return w
-
-
 def fixed(scale=8.0):
     return FixedLossScale(scale, skip_nonfinite=True)
 
@@ -141,7 +135,7 @@ TRUE = {
     findings.unbuilt: lambda: of_model(build_error=ValueError("no shape")),
     findings.spike: lambda: watched(guard=SpikeGuard(), spikes=1),
     findings.bad_losses: lambda: watched(**ONE_LOSS),
-    findings.bad_input: lambda: with_nan_kernel(**skips(1, GRADIENTS, in_a_row=1)),
+    findings.bad_input: lambda: with_nan_kernel(**skips(1, GRADIENTS)),
     findings.many_bad_losses: lambda: watched(counted_losses=1),
     findings.stall: with_bad_losses,
     findings.left_out: lambda: watched(
@@ -149,7 +143,7 @@ TRUE = {
     ),
     findings.unchecked_weights: lambda: watched(FixedLossScale(8), change=with_nan),
     findings.underflow: lambda: with_rooms(30.0),
-    findings.all_zero: with_zeros,
+    findings.all_zero: lambda: with_rooms(np.inf),
     findings.replaced: recompiled,
     findings.restored: lambda: of_model(
         statistics=SimpleNamespace(read=lambda: (1, ["norm/moving_mean"]))
@@ -160,9 +154,7 @@ TRUE = {
     causes.of_accumulators: lambda: seen(accumulators={"total": tf.zeros([])}),
     causes.of_input: lambda: seen(layer=("hidden/kernel", "hidden/bias")),
     causes.of_large_gradients: lambda: seen(watched(DynamicLossScale(1.0))),
-    causes.of_fixed_scale: lambda: seen(watched(fixed())),
-    causes.of_floor: lambda: seen(watched(DynamicLossScale(8.0, min_loss_scale=8.0))),
-    causes.of_falling_scale: lambda: seen(watched(before=2.0**10, **OVERFLOW)),
+    causes.of_high_scale: lambda: seen(watched(before=2.0**10, **OVERFLOW)),
 }
 
 
@@ -170,6 +162,7 @@ def texts():
     """Returns a text of each function of the two tables by its name, and of a few."""
     found = {find.__name__: list(find(make())) for find, make in TRUE.items()}
     in_float32 = causes.of_large_gradients(seen(watched(policy="float32")))
-    grown = causes.of_falling_scale(seen(watched(applied=9)))
-    others = {"in float32": list(in_float32), "grown": list(grown)}
-    return {**found, **others, "backup": beside_a_backup()}
+    floor = DynamicLossScale(8.0, min_loss_scale=8.0)
+    for name, scale in {"fixed": fixed(), "floor": floor}.items():
+        found[name] = list(causes.of_high_scale(seen(watched(scale))))
+    return {**found, "in float32": list(in_float32), "backup": beside_a_backup()}

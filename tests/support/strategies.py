@@ -13,7 +13,7 @@ import tensorflow as tf
 from models import assert_same, inner_variables, policy_of, variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import keras_versions
+from lossscale.runtime.keras_versions import tensor_of
 
 #: Where a step is not finite, and what is there instead.
 RUN = [
@@ -40,11 +40,7 @@ def applied(run):
 
 
 def at(place, special, parts):
-    """Returns which of `parts` are `special` in a step, the others being 0.
-
-    Returns:
-      A `float32` array of shape `[parts]`, to be added.
-    """
+    """Returns `float32` of shape `[parts]`: `special` in some, and 0 in the others."""
     added = np.zeros([parts], np.float32)
     if place != "none":
         where = {"first": slice(0, 1), "last": slice(-1, None), "all": slice(None)}
@@ -71,10 +67,6 @@ def scope_of(strategy):
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def count(strategy):
-    return 1 if strategy is None else strategy.num_replicas_in_sync
-
-
 def replica():
     """Returns this replica's number, 0 without a strategy."""
     return tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -82,29 +74,15 @@ def replica():
 
 def last_replica_gets(special, ordinary):
     """Returns `special` on the last replica and `ordinary` on the others."""
-    context = tf.distribute.get_replica_context()
-    last = context.num_replicas_in_sync - 1
+    last = tf.distribute.get_replica_context().num_replicas_in_sync - 1
     # In a session `==` would compare objects.
-    is_last = tf.equal(context.replica_id_in_sync_group, last)
-    return tf.where(is_last, special, ordinary)
-
-
-def run_on(strategy, function, *args):
-    """Calls `function` on every replica."""
-    return function(*args) if strategy is None else strategy.run(function, args)
-
-
-def copies(strategy, variable):
-    """Returns every copy of a TensorFlow or Keras 3 variable."""
-    variable = keras_versions.tensor_of(variable)
-    if strategy is None:
-        return [variable.numpy()]
-    return [copy.numpy() for copy in strategy.experimental_local_results(variable)]
+    return tf.where(tf.equal(replica(), last), special, ordinary)
 
 
 def agreed(strategy, variable):
     """Returns a variable's value. All its copies must have it, to the last bit."""
-    first, *others = copies(strategy, variable)
+    copies = strategy.experimental_local_results(tensor_of(variable))
+    first, *others = (copy.numpy() for copy in copies)
     for other in others:
         np.testing.assert_array_equal(first, other)
     return first
@@ -115,22 +93,14 @@ def assert_bit_equal(strategy, variables):
         agreed(strategy, variable)
 
 
-def state_of(strategy, loss_scale):
-    """Returns what `rule` returns for a step."""
-    return tuple(
-        agreed(strategy, variable).item()
-        for variable in (
-            loss_scale.current_loss_scale,
-            loss_scale.good_steps,
-            loss_scale.skipped_steps,
-            loss_scale.last_step_finite,
-        )
-    )
-
-
 def momentum(family):
     """Returns an optimizer with a slot that is exact in powers of two."""
     return family.optimizers.SGD(0.25, momentum=0.5)
+
+
+def slots(optimizer):
+    """Returns the variables that an optimizer keeps for each weight."""
+    return [variable for variable in inner_variables(optimizer) if len(variable.shape)]
 
 
 class Seen:
@@ -140,9 +110,11 @@ class Seen:
         self.weights, self.states, self.iterations = [], [], []
 
     def look(self, strategy, optimizer, weights):
-        trained = [*weights, *slots(optimizer)]
+        scale, trained = optimizer.loss_scale, [*weights, *slots(optimizer)]
+        state = (scale.current_loss_scale, scale.good_steps, scale.skipped_steps)
+        state = (*state, scale.last_step_finite)
         self.weights.append([agreed(strategy, each) for each in trained])
-        self.states.append(state_of(strategy, optimizer.loss_scale))
+        self.states.append(tuple(agreed(strategy, each).item() for each in state))
         self.iterations.append(int(optimizer.iterations.numpy()))
 
 
@@ -153,6 +125,16 @@ def assert_right(seen, run, weights):
     assert len(seen.weights) == len(run)
     for ours, theirs in zip(seen.weights, weights):
         assert_same(ours, theirs)
+
+
+def on_one(run, optimizer, weights, train):
+    """Returns what a bare run comes to that has none of the bad steps."""
+    seen = []
+    for number, is_finite in enumerate(applied(run)):
+        if is_finite:
+            train(number)
+        seen.append([each.numpy() for each in (*weights, *slots(optimizer))])
+    return seen
 
 
 # `fit`
@@ -181,17 +163,13 @@ def _product(y_true, y_pred):
     return tf.reduce_mean(tf.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
 
 
-def fit(
-    strategy, family, run, data=None, communication_dtype=None, **compile_arguments
-):
+def fit(strategy, family, run, data=None, communication_dtype=None, **compiles):
     """Fits a model to a run, or to a dataset that has one, and returns what is seen."""
-    with scope_of(strategy):
-        optimizer = LossScaleOptimizer(
-            momentum(family),
-            DynamicLossScale(**SCALE),
-            communication_dtype=communication_dtype,
-        )
-        model = linear(family, optimizer, "mixed_float16", **compile_arguments)
+    options = {"communication_dtype": communication_dtype}
+    with strategy.scope():
+        loss_scale = DynamicLossScale(**SCALE)
+        optimizer = LossScaleOptimizer(momentum(family), loss_scale, **options)
+        model = linear(family, optimizer, "mixed_float16", **compiles)
         optimizer.build(model.trainable_variables)
     seen = Seen()
 
@@ -207,24 +185,15 @@ def fit(
     return seen
 
 
-def slots(optimizer):
-    """Returns the variables that an optimizer keeps for each weight."""
-    return [variable for variable in inner_variables(optimizer) if len(variable.shape)]
-
-
 def fit_on_one(family, run):
-    """Returns what a bare float32 run comes to that has none of the bad steps."""
-    optimizer = momentum(family)
+    optimizer, (x, y) = momentum(family), rows(run)
     model = linear(family, optimizer, "float32")
-    x, y = rows(run)
-    seen = []
-    for step, is_finite in enumerate(applied(run)):
-        if is_finite:
-            part = slice(step * ROWS, (step + 1) * ROWS)
-            model.train_on_batch(x[part], y[part])
-        trained = [*model.weights, *slots(optimizer)]
-        seen.append([each.numpy() for each in trained])
-    return seen
+
+    def train(step):
+        part = slice(step * ROWS, (step + 1) * ROWS)
+        model.train_on_batch(x[part], y[part])
+
+    return on_one(run, optimizer, model.weights, train)
 
 
 # `strategy.run`
@@ -236,77 +205,66 @@ def gradient(number, added):
     return tf.stack([share * 0.5 + added, share * -0.25])
 
 
-def loop(
-    strategy,
-    family,
-    run,
-    way="keras3",
-    inside=True,
-    arguments=None,
-    hook=None,
-    communication_dtype=None,
-    eagerly=False,
-    **options,
-):
-    """Drives an optimizer in a custom loop, and returns what is seen.
+class Loop:
+    """An optimizer in a custom loop, and what is `seen` after each step."""
 
-    Args:
-      strategy: The strategy, or None.
-      family: The Keras.
-      run: The steps.
-      way: "keras2" unscales and then applies, "keras3" applies.
-      inside: Whether the loss scale is made inside the strategy's scope.
-      arguments: For `apply_gradients`, so that it does not add the gradients up: all
-        replicas have the same ones then, but for the infinities.
-      hook: Told of the beginning, where it returns the first step, and of each step.
-      communication_dtype: The optimizer's.
-      eagerly: Whether the step is no `tf.function`.
-      **options: of `tf.function`.
-    """
-    loss_scale = None if inside else DynamicLossScale(**SCALE)
-    with scope_of(strategy):
-        variable = variable_of(family, [1.0, 2.0])
-        loss_scale = loss_scale or DynamicLossScale(**SCALE)
-        optimizer = LossScaleOptimizer(
-            momentum(family), loss_scale, communication_dtype=communication_dtype
-        )
-        optimizer.build([variable])
+    def __init__(
+        self, strategy, family, way="keras3", arguments=None, how=tf.function, **options
+    ):
+        """Builds an optimizer and a variable.
 
-    def each(added):
-        number = replica()
-        grad = gradient(0 if arguments else number, tf.gather(added, number))
-        grads = [grad * optimizer.scale_loss(tf.constant(1.0))]
-        if way == "keras2":
-            grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients(list(zip(grads, [variable])), **(arguments or {}))
+        Args:
+          strategy: The strategy.
+          family: The Keras.
+          way: "keras2" unscales and then applies, with a loss scale that is made
+            outside of the strategy's scope. "keras3" applies, with one made inside.
+          arguments: For `apply_gradients`, so that it does not add the gradients up:
+            all replicas have the same ones then, but for the infinities.
+          how: What is made of the step.
+          **options: The wrapper's.
+        """
+        outside = DynamicLossScale(**SCALE) if way == "keras2" else None
+        self.strategy, self.seen = strategy, Seen()
+        with strategy.scope():
+            self.variable = variable_of(family, [1.0, 2.0])
+            loss_scale = outside or DynamicLossScale(**SCALE)
+            optimizer = LossScaleOptimizer(momentum(family), loss_scale, **options)
+            optimizer.build([self.variable])
+        self.optimizer = optimizer
 
-    def step(added):
-        run_on(strategy, each, added)
+        def each(added):
+            number = replica()
+            grad = gradient(0 if arguments else number, tf.gather(added, number))
+            grads = [grad * optimizer.scale_loss(tf.constant(1.0))]
+            if way == "keras2":
+                grads = optimizer.get_unscaled_gradients(grads)
+            pairs = list(zip(grads, [self.variable]))
+            optimizer.apply_gradients(pairs, **(arguments or {}))
 
-    step = step if eagerly else tf.function(step, **options)
-    first = 0
-    if hook:
-        first = hook.begin(
-            variable=keras_versions.tensor_of(variable), optimizer=optimizer
-        )
-    seen = Seen()
-    for number, (place, special) in enumerate(run[first:], first):
-        step(tf.constant(at(place, special, count(strategy))))
-        seen.look(strategy, optimizer, [variable])
-        if hook:
-            hook.after(number)
-    return seen
+        self.step = how(lambda added: strategy.run(each, (added,)))
+
+    def steps(self, run, first=0):
+        """Takes the steps of a run from one on, and yields their numbers."""
+        parts = self.strategy.num_replicas_in_sync
+        for number, (place, special) in enumerate(run[first:], first):
+            self.step(tf.constant(at(place, special, parts)))
+            self.seen.look(self.strategy, self.optimizer, [self.variable])
+            yield number
+
+
+def loop(strategy, family, run, **arguments):
+    """Drives an optimizer in a `Loop`, and returns what is seen."""
+    loop = Loop(strategy, family, **arguments)
+    assert len(list(loop.steps(run))) == len(run)
+    return loop.seen
 
 
 def loop_on_one(family, run, replicas):
-    """Returns what a bare optimizer comes to that is given none of the bad steps."""
-    variable = variable_of(family, [1.0, 2.0])
-    optimizer = momentum(family)
+    variable, optimizer = variable_of(family, [1.0, 2.0]), momentum(family)
     total = sum(gradient(number, 0.0) for number in range(replicas))
-    seen = []
-    for is_finite in applied(run):
-        if is_finite:
-            optimizer.apply_gradients([(total, variable)])
-        trained = [variable, *slots(optimizer)]
-        seen.append([each.numpy() for each in trained])
-    return seen
+    return on_one(
+        run,
+        optimizer,
+        [variable],
+        lambda _: optimizer.apply_gradients([(total, variable)]),
+    )

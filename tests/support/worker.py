@@ -23,6 +23,7 @@ import tensorflow as tf
 from models import variable_of
 
 import lossscale
+from lossscale.runtime.keras_versions import tensor_of
 
 #: Worker 0 overflows at step 5, worker 1 at step 9.
 RUN = [("none", None)] * 12
@@ -30,29 +31,25 @@ RUN[5] = ("first", float("inf"))
 RUN[9] = ("last", float("nan"))
 
 
-class Interruption:
-    """Saves after one step, and waits to be killed after another."""
+def interrupted(strategy, family, given, resumes):
+    """Trains, saves after one step, and waits to be killed after another."""
 
-    def __init__(self, given, resumes):
-        self.given, self.resumes = given, resumes
+    def path(rank):
+        return str(Path(given.folder) / f"checkpoint-{rank}" / "state")
 
-    def path(self, rank):
-        return str(Path(self.given.folder) / f"checkpoint-{rank}" / "state")
-
-    def begin(self, **trackables):
-        self.step = tf.Variable(0, dtype=tf.int64)
-        self.checkpoint = tf.train.Checkpoint(step=self.step, **trackables)
-        if self.resumes:  # every worker from the first one's
-            self.checkpoint.read(self.path(0)).assert_existing_objects_matched()
-        return int(self.step.numpy())
-
-    def after(self, step):
-        if step == self.given.save_at:
-            self.step.assign(step + 1)
-            self.checkpoint.write(self.path(self.given.rank))
-        if step == self.given.wait_at:
+    loop, step = strategies.Loop(strategy, family), tf.Variable(0, dtype=tf.int64)
+    held = {"variable": tensor_of(loop.variable), "optimizer": loop.optimizer}
+    checkpoint = tf.train.Checkpoint(step=step, **held)
+    if resumes:  # every worker from the first one's
+        checkpoint.read(path(0)).assert_existing_objects_matched()
+    for number in loop.steps(RUN, int(step.numpy())):
+        if number == given.save_at:
+            step.assign(number + 1)
+            checkpoint.write(path(given.rank))
+        if number == given.wait_at:
             print("waiting", flush=True)
             sys.stdin.read()
+    return loop.seen
 
 
 def half_batches(strategy, rank):
@@ -128,25 +125,24 @@ def bad_losses(strategy, family, rank):
     }
 
 
-def error_of_fit(strategy, family, rank, wrap):
-    """Returns what `fit` says, which fails."""
-    with strategy.scope():
-        model = strategies.linear(family, wrap(strategies.momentum(family)), "float32")
-    try:
-        model.fit(half_batches(strategy, rank), steps_per_epoch=len(RUN))
-    except Exception as error:
-        return str(error)
-    return ""
+def errors_of_fit(strategy, family, rank):
+    """Returns what `fit` says, which fails, bare and wrapped."""
+    found = []
+    for wrap in (lambda inner: inner, lossscale.LossScaleOptimizer):
+        with strategy.scope():
+            inner = wrap(strategies.momentum(family))
+            model = strategies.linear(family, inner, "float32")
+        try:
+            model.fit(half_batches(strategy, rank), steps_per_epoch=len(RUN))
+        except Exception as error:
+            found.append(str(error))
+    return found
 
 
 def answer(strategy, family, given, way):
     """Returns what is seen one way."""
     if way == "failing-fits":
-        wraps = {"bare": lambda inner: inner, "wrapped": lossscale.LossScaleOptimizer}
-        return {
-            name: error_of_fit(strategy, family, given.rank, wrap)
-            for name, wrap in wraps.items()
-        }
+        return errors_of_fit(strategy, family, given.rank)
     if way == "bad-losses":
         return bad_losses(strategy, family, given.rank)
     if way == "tell":
@@ -157,10 +153,10 @@ def answer(strategy, family, given, way):
     if way == "fit":
         data = half_batches(strategy, given.rank)
         seen = strategies.fit(strategy, family, RUN, data)
+    elif way == "float16":
+        seen = strategies.loop(strategy, family, RUN, communication_dtype=way)
     else:
-        hook = Interruption(given, resumes=way == "resumed")
-        options = {"communication_dtype": "float16"} if way == "float16" else {}
-        seen = strategies.loop(strategy, family, RUN, hook=hook, **options)
+        seen = interrupted(strategy, family, given, resumes=way == "resumed")
     weights = [[one.tolist() for one in step] for step in seen.weights]
     return {**vars(seen), "weights": weights}
 

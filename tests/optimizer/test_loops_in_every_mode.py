@@ -184,6 +184,7 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 @pytest.mark.smoke
 @pytest.mark.peer_defect(1)
+@pytest.mark.peer_defect(16)
 @each_case
 @pytest.mark.parametrize("mode", MODES)
 def test_it_trains_as_a_bare_optimizer_and_skips_what_is_bad(
