@@ -58,8 +58,8 @@ class Version(NamedTuple):
 #: What a version can change: the tables that run every loss scale, every optimizer and
 #: every route to disk, and what reads TensorFlow's graphs.
 CONFORMANCE = (
-    "tests/scales/test_conformance.py",
-    "tests/optimizer/test_conformance.py",
+    "tests/scales/test_every_loss_scale.py",
+    "tests/optimizer/test_loops_in_every_mode.py",
     "tests/optimizer/test_persistence.py",
 )
 
@@ -139,10 +139,10 @@ HEART = {
     "lossscale/optimizer/reduction.py": (
         "tests/optimizer/test_reduction.py",
         "tests/optimizer/test_looking.py",
-        "tests/optimizer/test_conformance.py",
+        "tests/optimizer/test_loops_in_every_mode.py",
     ),
     "lossscale/optimizer/step.py": (
-        "tests/optimizer/test_conformance.py",
+        "tests/optimizer/test_loops_in_every_mode.py",
         "tests/optimizer/test_step.py",
         "tests/optimizer/test_overflows.py",
     ),

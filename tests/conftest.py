@@ -11,7 +11,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from _pytest.mark import deselect_by_keyword
-from combinations import covering, left_out_though_named
+from combinations import covering
 from installed import families, make_strategy
 from limits import skip_without
 from models import seed_all
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
     have so many more that any two values meet, and one combination with another Keras,
     in turn. `every` keeps all combinations. XLA compiles no smoke test: it takes long.
 
-    What the command line names runs: see `left_out_though_named`.
+    A slow test runs, too, if the command line names it: by an id, or a file and -k.
     """
     if config.option.keyword:
         # Not public. pytest itself looks at -k after this hook.
@@ -81,15 +81,9 @@ def pytest_collection_modifyitems(config, items):
                 test.add_marker(pytest.mark.slow)
             if not is_quick or "xla" in test.name:
                 test.own_markers[:] = [m for m in test.own_markers if m.name != "smoke"]
-    is_default = config.option.markexpr == "not slow"
-
-    def runs(item):
-        return item in chosen and not (is_default and item.get_closest_marker("slow"))
-
-    named = left_out_though_named(items, config.args, config.option.keyword, runs)
-    if named:
-        chosen = {*filter(runs, chosen), *named}
-        config.option.markexpr = "" if is_default else config.option.markexpr
+    names = "::" if not config.option.keyword else ".py"
+    if config.option.markexpr == "not slow" and any(names in a for a in config.args):
+        config.option.markexpr = ""
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

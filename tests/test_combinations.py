@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-from combinations import covering, left_out_though_named
+from combinations import covering
 
 
 class Case(SimpleNamespace):
@@ -44,28 +42,3 @@ def test_none_is_lost_of_those_with_one_parameter_or_none():
     for tests in (one, [Case()]):
         assert covering(tests, 1) == tests
         assert covering(tests, 2, tests[:1]) == tests
-
-
-HERE = str(Path("test_x.py").resolve())
-NAMED = [
-    Case(nodeid=f"tests/test_x.py::{name}", path=HERE)
-    for name in ("test_a[1]", "test_a[2]", "test_a_b", "Of::test_c[1]", "Of::test_c[2]")
-]
-
-
-@pytest.mark.parametrize(
-    ("argument", "keyword", "named"),
-    [
-        ("test_x.py::test_a[2]", "", [1]),
-        ("test_x.py::test_a", "", []),  # its first combination runs
-        ("test_x.py::Of", "", [3, 4]),
-        ("test_x.py::Of::test_c", "", [3, 4]),
-        ("test_x.py", "", []),
-        ("test_y.py::test_a[2]", "", []),
-        ("test_x.py", "a", []),
-    ],
-)
-def test_what_is_named_runs(argument, keyword, named):
-    runs = {NAMED[0]}
-    found = left_out_though_named(NAMED, [argument], keyword, runs.__contains__)
-    assert found == [NAMED[at] for at in named]

@@ -119,7 +119,7 @@ def test_frozen_layers_and_what_fit_reports(family, rng):
     assert differ(model.get_weights()[2:], before[2:])
 
 
-CONFORMANCE = "tests/optimizer/test_conformance.py"
+CONFORMANCE = "tests/optimizer/test_loops_in_every_mode.py"
 #: What else holds a row: words of a file of tests.
 ELSEWHERE = {
     "Sparse gradients (`Embedding`)": (CONFORMANCE, "tf.gather(values[1], [1, 3, 1])"),

@@ -82,7 +82,11 @@ class LossScaleMonitor(_Callback):
         check_underflow: bool = False,
         restore_statistics: bool = False,
         optimizers: Any = None,
+        **others: Any,
     ) -> None:
+        for name in others:
+            near = arguments.did_you_mean(name, _ARGUMENTS.checks)
+            raise TypeError(f"`LossScaleMonitor` takes no argument {name!r}.{near}")
         _ARGUMENTS.keep(
             self,
             patience=patience,

@@ -130,7 +130,7 @@ _DIVS = (
 )
 #: The table. The first row that fits is said.
 CAUSES: List[Cause] = [
-    Cause._make(row)
+    Cause(*row)
     for row in (
         (_DIVS, _EITHER, None, _ZEROS, _DIVIDES, _OF_ZEROS, _DIVISOR),
         (_1P, _NAN, False, _NEGATIVES, _BELOW, "", _ABOVE),

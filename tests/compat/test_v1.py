@@ -340,6 +340,51 @@ def test_an_overflow_that_is_not_applied_counts_where_a_state_keeps_it(run):
     assert found == ((0.5, 16.0) if in_session else (1.0, 8.0))
 
 
+def test_what_is_still_scaled_is_divided(run):
+    weight = variable(1.0)
+    inner = v1.train.GradientDescentOptimizer(1.0)
+    optimizer = LossScaleOptimizer(inner, lossscale.FixedLossScaleManager(16))
+
+    def step(fed):
+        scaled = run.loss(lambda: weight * fed * optimizer.loss_scale())
+        return optimizer.apply_gradients(inner.compute_gradients(scaled, [weight]))
+
+    run.step(step)(0.5)
+    assert run.value(weight) == 0.5
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_each_of_two_optimizers_adjusts_the_scale_that_they_may_share(run, shares):
+    weights = [variable(1.0, "one"), variable(1.0, "two")]
+    scales = [lossscale.DynamicLossScale(16) for _ in range(1 if shares else 2)]
+    steps = [
+        run.step(lambda fed, o=o, w=w: o.minimize(run.loss(lambda: w * fed), None, [w]))
+        for o, w in zip(map(sgd, [scales[0], scales[-1]]), weights)
+    ]
+    seen = []
+    for fed in (0.5, INF):
+        for step in steps:
+            step(fed)
+            seen.append(run.value(scales[0]))
+    assert seen == [16.0, 16.0, 8.0, 4.0 if shares else 8.0]
+    assert run.value(scales[-1]) == seen[-1]
+    assert [run.value(weight) for weight in weights] == [0.5, 0.5]
+
+
+@needs_eager
+def test_beside_those_of_keras_it_adjusts_alone():
+    keras = families()[0].optimizers.SGD
+    loss_scale = lossscale.DynamicLossScale(16)
+    others = [lossscale.LossScaleOptimizer(keras(), loss_scale) for _ in range(2)]
+    ours, weight = sgd(loss_scale), tf.Variable(1.0)
+    for optimizer in others:
+        loss = optimizer.scale_loss(tf.constant(INF))
+        optimizer.apply_gradients([(loss, weight)])
+    assert loss_scale.numpy() == 8.0
+    ours.minimize(lambda: weight * INF)
+    assert loss_scale.numpy() == 4.0
+
+
 def test_all_of_one_list_must_be_finite(run):
     weights = [variable(1.0, "one"), variable(1.0, "two")]
     optimizer = sgd(lossscale.DynamicLossScale(16))
@@ -440,6 +485,21 @@ def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mode, change, mir
             assert first[0].tolist() == [1.0 - moved, 2.0 - moved]
             assert first[1].tolist() == [[3.0], [4.0 - moved]]
             assert first[2:] == [count, scale]
+
+
+@needs_eager
+def test_gradients_that_add_up_to_an_overflow_are_skipped(mirrored):
+    count = mirrored.num_replicas_in_sync
+    with mirrored.scope():
+        weight = tf.Variable(1.0)
+        optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    def on_replica(value):
+        optimizer.apply_gradients([(tf.fill([], value), weight)])
+
+    for value, expected in ((3e38, 1.0), (0.25, 1 - count * 0.25)):
+        mirrored.run(on_replica, (value,))
+        assert weight.numpy() == expected
 
 
 @pytest.mark.usefixtures("session")

@@ -49,6 +49,45 @@ WRAPPERS = {
 }
 
 
+class AdamWeightDecayOptimizer(v1.train.Optimizer):
+    """Adam with decoupled weight decay: BERT's own optimizer, in Python.
+
+    Its slots are variables that `apply_gradients` gets by name. It does not count
+    steps: its program does.
+    """
+
+    def __init__(self, rate, decay):
+        super().__init__(False, "AdamWeightDecay")
+        self.rate, self.decay = rate, decay
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        del global_step
+        assignments = []
+        for grad, param in grads_and_vars:
+            m, v = (self._slot(param, slot) for slot in ("adam_m", "adam_v"))
+            next_m = 0.9 * m + 0.1 * grad
+            next_v = 0.999 * v + 0.001 * tf.square(grad)
+            update = next_m / (tf.sqrt(next_v) + 1e-6)
+            if "bias" not in param.name:
+                update += self.decay * param
+            news = ((param, param - self.rate * update), (m, next_m), (v, next_v))
+            assignments += [variable.assign(new) for variable, new in news]
+        return tf.group(*assignments, name=name)
+
+    @staticmethod
+    def _slot(param, slot):
+        name, shape = f"{param.op.name}/{slot}", param.shape.as_list()
+        start = v1.zeros_initializer()
+        return v1.get_variable(name, shape, trainable=False, initializer=start)
+
+
+def berts():
+    """Returns that optimizer with a rate that falls as its program counts."""
+    step = v1.train.get_or_create_global_step()
+    rate = v1.train.polynomial_decay(0.02, step, 20)
+    return AdamWeightDecayOptimizer(rate, 0.01)
+
+
 def plainly(optimizer, loss, step):
     return optimizer.minimize(loss, global_step=step)
 
@@ -70,13 +109,29 @@ def in_a_branch(optimizer, loss, step):
     return tf.cond(step < 100, train, lambda: tf.constant(False))
 
 
+def as_bert(optimizer, loss, step):
+    """Clips gradients by their norm where they are finite, and counts such steps."""
+    grads, variables = zip(*optimizer.compute_gradients(loss))
+    grads = [tf.convert_to_tensor(grad) for grad in grads]
+    is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
+    norm = tf.cond(
+        is_finite, lambda: tf.linalg.global_norm(grads), lambda: tf.constant(1.0)
+    )
+    grads, _ = tf.clip_by_global_norm(grads, clip_norm=1.0, use_norm=norm)
+    train_op = optimizer.apply_gradients(zip(grads, variables), global_step=step)
+    with tf.control_dependencies([train_op]):  # which reads it, for its rate
+        counted = tf.cond(is_finite, lambda: step + 1, lambda: tf.identity(step))
+    return tf.group(train_op, [step.assign(counted)])
+
+
 #: Batches. One overflows. The others are powers of two.
 BATCHES = [([0, 2, 2], 0.5), ([1, 2, 0], 2.0), ([1, 1, 0], INF), ([3, 1, 1], 0.25)]
+GOOD = [batch for batch in BATCHES if batch[1] != INF]
 
 
-def trained(make, batches, program, resource=None):
+def trained(make, batches, program, resource=None, mode=SESSIONS[0], dtype=tf.float32):
     """Trains. Returns the values of all variables by their names, and the session's."""
-    with running(SESSIONS[0]) as run:
+    with running(mode) as run:
         rows, factor = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32, [])
         step = v1.train.get_or_create_global_step()
         start = v1.constant_initializer(0.5)
@@ -84,8 +139,9 @@ def trained(make, batches, program, resource=None):
             table = v1.get_variable("table", [4, 2], initializer=start)
             kernel = v1.get_variable("kernel", [2, 3], initializer=start)
             bias = v1.get_variable("bias", [3], initializer=start)
-        found = tf.nn.embedding_lookup(table, rows)
-        loss = tf.reduce_mean((found @ kernel + bias - 2.0) ** 2) * factor
+        found = tf.cast(tf.nn.embedding_lookup(table, rows), dtype)
+        found = found @ tf.cast(kernel, dtype) + tf.cast(bias, dtype)
+        loss = tf.reduce_mean((tf.cast(found, tf.float32) - 2.0) ** 2) * factor
         op = program(make(), loss, step)
         run.session.run(v1.global_variables_initializer())
         for fed in batches:
@@ -95,15 +151,23 @@ def trained(make, batches, program, resource=None):
         return {each.name: value for each, value in zip(variables, values)}
 
 
+def assert_equal(ours, bare):
+    """Checks a run with an overflow against the bare optimizer's without that."""
+    assert bare["global_step:0"] == 3
+    assert {*bare} <= {*ours}
+    for name, value in bare.items():
+        np.testing.assert_allclose(ours[name], value, rtol=2e-6, err_msg=name)
+    assert ours["skipped_steps:0"] == 1
+
+
 @pytest.mark.parametrize("resource", [True, False], ids=["resources", "refs"])
 @pytest.mark.parametrize("program", [plainly, clipped, in_a_branch])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_trains_as_the_bare_optimizer(optimizer, wrapper, program, resource):
     make = OPTIMIZERS[optimizer]
-    good = [batch for batch in BATCHES if batch[1] != INF]
     try:
-        bare = trained(make, good, program, resource)
+        bare = trained(make, GOOD, program, resource)
     except Exception as error:
         # TensorFlow 2's branches know no ref variables. Up to TensorFlow 2.13 those of
         # the implicit graph are no place for slots.
@@ -111,11 +175,35 @@ def test_it_trains_as_the_bare_optimizer(optimizer, wrapper, program, resource):
             raise
         pytest.skip(f"the bare optimizer fails, too: {str(error)[:100]}")
     ours = trained(lambda: WRAPPERS[wrapper](make()), BATCHES, program, resource)
-    assert bare["global_step:0"] == 3
-    assert {*bare} <= {*ours}
-    for name, value in bare.items():
-        np.testing.assert_allclose(ours[name], value, rtol=2e-6, err_msg=name)
-    assert ours["skipped_steps:0"] == 1
+    assert_equal(ours, bare)
+
+
+@pytest.mark.each_version
+def test_a_program_with_an_optimizer_of_its_own_trains_so_too():
+    where = {"mode": SESSIONS[-1]}
+    bare = trained(berts, GOOD, as_bert, **where)
+    ours = trained(lambda: WRAPPERS["experimental"](berts()), BATCHES, as_bert, **where)
+    assert_equal(ours, bare)
+
+
+@pytest.mark.each_version
+@pytest.mark.parametrize(
+    ("make", "program"), [(OPTIMIZERS["Adam"], clipped), (berts, as_bert)]
+)
+def test_it_trains_in_float16_from_a_scale_that_is_too_large(make, program):
+    def optimizer():
+        manager = lossscale.ExponentialUpdateLossScaleManager(2**32, 1000, 1, 2, 0.5)
+        return LossScaleOptimizer(make(), manager)
+
+    before, after = (
+        trained(optimizer, batches, program, mode=SESSIONS[-1], dtype=tf.float16)
+        for batches in (GOOD[:1], GOOD * 40)
+    )
+    assert all(np.isfinite(value).all() for value in after.values())
+    assert (before["model/kernel:0"] != after["model/kernel:0"]).any()
+    assert 0 < after["skipped_steps:0"] < 120
+    scale = next(value for name, value in after.items() if "current" in name)
+    assert 1.0 < scale < 2.0**32
 
 
 # Programs around an optimizer.

@@ -92,6 +92,7 @@ def test_several_steps_in_one_call_and_a_loop_of_your_own(family):
 
 
 @pytest.mark.slow
+@pytest.mark.peer_defect(26)
 def test_statistics_of_every_kind(place):
     """In a model within a model, summed over replicas, of a norm, and those frozen."""
     family, strategy = place

@@ -130,7 +130,7 @@ def test_with_communication_dtype_it_is_that_of_a_replica(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by", ["nothing known", "LossScale.unscale", "a variable"])
 def test_what_no_list_covers_is_measured_as_it_is_applied(family, by, mode):
-    """Beside gradients that were unscaled, and clipped, in one list."""
+    """Beside gradients that were unscaled, and then changed, in one list."""
     loss_scale = HeadroomLossScale(64.0, half_life=1e4)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
     variables = [variable_of(family, [1.0]) for _ in range(2)]
@@ -143,7 +143,7 @@ def test_what_no_list_covers_is_measured_as_it_is_applied(family, by, mode):
         elif by == "a variable":
             held.assign(second)
             second = tf.convert_to_tensor(held)
-        optimizer.apply_gradients(zip([0.25 * grad, second], variables))
+        optimizer.apply_gradients(zip([16.0 * grad, second], variables))
 
     step = compiled(step, mode)
     for first, second in ((4.0, 2.0), (2.0, 8.0)):

@@ -193,15 +193,3 @@ def test_it_goes_on_with_another_loss_scale(family):
     trained.optimizer = trained.optimizer.with_loss_scale(DynamicLossScale(START))
     trained.step(bad)
     assert float(trained.optimizer.loss_scale) == START / 2
-
-
-def test_what_shares_a_loss_scale_and_backs_off_ends_the_search_for_both(family):
-    scale = DynamicLossScale(2.0**4, 10**6, search_period=1)
-    skips, backs_off = Trained(family, scale), Trained(family, scale, "backoff")
-    skips.step(bad)
-    skips.step(good)
-    assert float(scale) == 2.0**5
-    backs_off.step(bad)  # in one step with the good one
-    assert float(scale) == 2.0**3
-    skips.step(good)
-    assert float(scale) == 2.0**3

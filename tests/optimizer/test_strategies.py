@@ -5,7 +5,7 @@ variable stays equal to the last bit, and to what one replica computes unwrapped
 
 The strategy is MirroredStrategy on two replicas. The last test runs some of this file
 once more on four, and with another strategy, in processes of their own. That every loop
-trains in every mode is in test_conformance.py.
+trains in every mode is in test_loops_in_every_mode.py.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_by_default_a_graph_gets_an_op_and_the_python_value_true():
 
 @pytest.mark.peer_defect(20)
 def test_it_can_skip_what_is_not_finite():
-    """In every mode: test_conformance.py."""
+    """In every mode: test_every_loss_scale.py."""
     loss_scale = FixedLossScale(128, skip_nonfinite=True)
     assert not bool(loss_scale.update(NAN)[1])
     assert bool(loss_scale.update([tf.constant([1.0])])[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 
 def covering(tests, size, before=()):
@@ -19,39 +18,6 @@ def covering(tests, size, before=()):
         rest.remove(found[-1])
         missing -= sets[found[-1]]
     return found
-
-
-def left_out_though_named(tests, arguments, keyword, runs):
-    """Returns tests of which none would run, though the command line names them.
-
-    It names tests by a node id, or by a file and `-k`. Tests of which some run are only
-    named by what they have in common, and their other combinations stay out.
-
-    Args:
-      tests: All that were collected, and that `-k` leaves.
-      arguments: The command line's, each a path, or a path and a name behind "::".
-      keyword: What `-k` was given, empty without.
-      runs: Tells whether a test runs anyway.
-    """
-    found = []
-    for argument in arguments:
-        path, is_id, name = argument.partition("::")
-        if not is_id and not (keyword and path.endswith(".py")):
-            continue
-        whole = str(Path(path).resolve())
-        named = [
-            test
-            for test in tests
-            if str(test.path) == whole and _is_within(test.nodeid, name)
-        ]
-        found += [] if any(map(runs, named)) else named
-    return found
-
-
-def _is_within(node_id, name):
-    """Tells whether a test is the one of a name, or in a class or function of it."""
-    own = node_id.partition("::")[2]
-    return name in ("", own) or own.startswith((f"{name}[", f"{name}::"))
 
 
 def _values(test, size):

@@ -3,7 +3,8 @@
 Written by hand, never read from the code: a line that changes or goes breaks somebody's
 code or files, and the changelog says so. Who reads an entry:
 
-* test_conformance.py: every promise of a loss scale, of each of `cases`; and `rule`;
+* test_every_loss_scale.py: every promise of a loss scale, of each of `cases`, and
+  `rule`;
 * test_base.py and test_replay.py: the same, in other ways;
 * test_public_api.py: what files hold. It also tells whether each public loss scale has
   an entry.

@@ -36,8 +36,8 @@ def programs(path):
     return re.findall(pattern, path.read_text())
 
 
-#: What differs from run to run: how long it took.
-TIMES = r"\b\d+m?s(/step)?\b"
+#: What differs from run to run: how long it took. Keras 2 puts it elsewhere.
+TIMES = r"( - )?\b\d+m?s(/step|/epoch)?\b"
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 
 

@@ -3,7 +3,7 @@
 One short list of programs runs eagerly, as a graph, compiled by XLA, in a session of
 TensorFlow 1 and on replicas, where only the last one is bad. Other tests of optimizers
 run in a graph, unless they are about the mode. What each route to disk keeps is in
-test_routes.py, and what each loss scale does in tests/scales/test_conformance.py.
+test_routes.py, and what each loss scale does in scales/test_every_loss_scale.py.
 """
 
 from __future__ import annotations
