@@ -14,9 +14,6 @@ two dtypes meet where only one may be, since a layer became float32:
 in the loss, outside of all layers:
   the loss is computed in float32, from outputs in float32
 ```
-
-An attempt lets the model compute as if the advice had been followed, so that what is
-still wrong shows.
 """
 
 from __future__ import annotations
@@ -81,7 +78,8 @@ class Fault:
             return False
         is_made = self.operation != "given"
         if self.operation == "Cast":  # Keras 3.3's normalizations cast within `call`
-            is_made = self.is_cast or self.call.hides_operations
+            is_within = self.call.makes_layers and self.call.parent is not None
+            is_made = self.is_cast or self.call.is_recurrent or is_within
         return is_made and self.dtype in SIXTEEN_BITS
 
 

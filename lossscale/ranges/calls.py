@@ -31,13 +31,11 @@ class Call:
     Attributes:
       layer: The layer, or an operation between the layers of a functional model.
       parent: The call that this call is part of. None for the call of the model.
-      inputs: The float tensors among its arguments.
       outputs: The float tensors that it returned. Empty before it returns.
     """
 
     def __init__(self, layer: Any, parent: Optional[Call]) -> None:
         self.layer, self.parent = layer, parent
-        self.inputs: List[Any] = []
         self.outputs: List[Any] = []
 
     @property
@@ -75,11 +73,6 @@ class Call:
         return self.is_of_library and not is_given
 
     @property
-    def hides_operations(self) -> bool:
-        """Whether a library's code runs between the layers within it, or a loop."""
-        return self.is_recurrent or (self.makes_layers and self.parent is not None)
-
-    @property
     def is_recurrent(self) -> bool:
         """Whether this is a loop over time around a cell."""
         return self.is_of_library and hasattr(self.layer, "cell")
@@ -104,12 +97,7 @@ class Call:
 
 
 class Watcher:
-    """Notes each call. A subclass may replace arguments and outputs.
-
-    Attributes:
-      calls: The calls in the order in which they returned, so inner calls come first.
-      failed: The innermost call that raised an error, None if there was no error.
-    """
+    """Notes each call. A subclass may replace arguments and outputs."""
 
     #: Stands for the model around what its `train_step` calls.
     root: Optional[Call] = None
@@ -118,16 +106,17 @@ class Watcher:
 
     def __init__(self) -> None:
         self._here = threading.local()
+        #: In the order in which they returned, so inner calls come first.
         self.calls: List[Call] = []
+        #: The innermost call that raised an error.
         self.failed: Optional[Call] = None
 
     @property
     def innermost(self) -> Optional[Call]:
         return getattr(self._here, "call", None)
 
-    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def begin(self, _: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Notes a call that begins. Returns the arguments to call the layer with."""
-        call.inputs = floats_in((args, kwargs))
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
@@ -146,7 +135,12 @@ class Watcher:
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         self.root, self.is_watching = Call(model, None), True
-        calls = [(thing, "call", self._watched(thing)) for thing in things_of(model)]
+        layers = keras_versions.layers_of(model)
+        # Only Keras 3 has operations. Keras 2 wraps them in layers.
+        holders = [getattr(layer, "_functional", None) or layer for layer in layers]
+        parts = [op for each in holders for op in getattr(each, "operations", ())]
+        things = {id(thing): thing for thing in (*layers, *parts)}.values()
+        calls = [(thing, "call", self._watched(thing)) for thing in things]
         try:
             with changed(calls):
                 op_callbacks.add(self)
@@ -188,12 +182,3 @@ def copy_of(tensor: Any, come_back: Callable[[Any], Any], value: Any = None) -> 
         return tf.identity(own if value is None else value), come_back
 
     return keras_versions.with_mask(tf.custom_gradient(copied)(tensor), tensor)
-
-
-def things_of(model: Any) -> List[Any]:
-    """Returns the model, its layers, and the operations between them."""
-    layers = keras_versions.layers_of(model)
-    # Only Keras 3 has operations. Keras 2 wraps them in layers.
-    holders = [getattr(layer, "_functional", None) or layer for layer in layers]
-    operations = [op for holder in holders for op in getattr(holder, "operations", ())]
-    return list({id(thing): thing for thing in (*layers, *operations)}.values())

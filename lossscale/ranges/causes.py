@@ -79,26 +79,17 @@ _ZEROS, _NEGATIVES, _WHATEVER = "zeros", "negative numbers", ""
 
 
 class Cause(NamedTuple):
-    """One row of the table: what kills a value, and what helps.
+    """One row of the table: what kills a value, and what helps."""
 
-    Attributes:
-      operations: The types of TensorFlow's operations. On the way back, of those whose
-        derivative is computed. Empty: any other.
-      kinds: Which of "inf" and "nan" the operation made.
-      is_backward: Whether its derivative did so, not its result. None: either.
-      held: What the argument that decides held. `_WHATEVER`: it makes no difference.
-      seen: What is known of this value.
-      usual: What is usually behind it.
-      to_write: What to write. `{small}` is a number that fits the dtypes at hand.
-    """
-
+    #: The types of TensorFlow's operations. On the way back, of those whose derivative
+    #: is computed. Empty: any other.
     operations: Tuple[str, ...]
-    kinds: Tuple[str, ...]
-    is_backward: Optional[bool]
-    held: str
-    seen: str
-    usual: str
-    to_write: str
+    kinds: Tuple[str, ...]  # which of "inf" and "nan" the operation made
+    is_backward: Optional[bool]  # whether its derivative made it. None: either
+    held: str  # what the argument that decides held. `_WHATEVER`: anything
+    seen: str  # what is known of this value
+    usual: str  # what is usually behind it
+    to_write: str  # with `{small}`, a number that fits the dtypes at hand
 
 
 _INF, _NAN, _EITHER = ("inf",), ("nan",), ("inf", "nan")
@@ -106,7 +97,6 @@ _NEGATIVE = "Its argument holds negative numbers, and it makes NaN of them."
 _BELOW = "Its argument holds numbers below -1, and it makes NaN of them."
 _POSITIVE = "Keep its argument positive: tf.maximum(x, {small})."
 _ABOVE = "Keep its argument above -1: tf.maximum(x, {small} - 1)."
-_POWER = "It is a negative power of zero."
 _EXPONENTIAL = "It is the exponential of a large number."
 _LIMIT = "Subtract the largest number first, or limit it: tf.exp(tf.minimum(x, 10.0))."
 _HOLDS, _DIVIDES = "Its argument holds zeros.", "Its divisor holds zeros."
@@ -136,7 +126,7 @@ CAUSES: List[Cause] = [
         (_1P, _NAN, False, _NEGATIVES, _BELOW, "", _ABOVE),
         ((*_LOGS, *_ROOTS), _NAN, False, _NEGATIVES, _NEGATIVE, "", _POSITIVE),
         (_LOGS, _INF, False, _ZEROS, "It is the logarithm of a zero.", "", _ADD),
-        (_ROOTS, _INF, False, _ZEROS, _POWER, "", _ADD),
+        (_ROOTS, _INF, False, _ZEROS, "It is a negative power of zero.", "", _ADD),
         (_EXPS, _INF, False, _WHATEVER, _EXPONENTIAL, "", _LIMIT),
         (_LIMITED, _EITHER, None, _WHATEVER, _LIMITS, "", _CLIP),
         (_ROOTS, _EITHER, True, _ZEROS, _HOLDS, "", _ROOT),

@@ -22,7 +22,6 @@ LARGEST, INFINITE_FROM = 65504.0, 65520.0
 ZERO, NORMAL, TOP = -25, -14, 15
 KINDS = 3
 BINS = 256 * KINDS
-_DIGITS = 0x7FFFFF
 #: 65520 is 2**15 with these digits.
 _ROUNDED_UP = 0x7FF000
 _FIELD = np.repeat(np.arange(256), KINDS)
@@ -40,13 +39,9 @@ _IS_NUMBER = ~(_IS_ZERO | _IS_INF | _IS_NAN)
 def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
     """Counts how many of a tensor's values, times `significand`, fall into each bin.
 
-    Args:
-      values: A float tensor, eager or of any graph.
-      significand: A float from 1 to below 2: that of the loss scale.
-
-    Returns:
-      `(counts, largest)`: an `int32` tensor of shape `[BINS]`, and the largest finite
-      magnitude in `values`, a `float32` tensor of shape `[]`.
+    `significand` is that of the loss scale, from 1 to below 2. Returns an `int32`
+    tensor of shape `[BINS]`, and the largest finite magnitude in `values`, a `float32`
+    tensor of shape `[]`.
     """
     values = tf.cast(tf.reshape(values, [-1]), tf.float32)
     bits = _magnitude(values)
@@ -57,7 +52,7 @@ def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
         # The clip keeps finite numbers finite, and other than zero.
         scaled = tf.clip_by_value(_magnitude(values * significand), 1, (255 << 23) - 1)
         bits = tf.where(finite > 0, scaled, bits)
-    digits = tf.bitwise.bitwise_and(bits, _DIGITS)
+    digits = tf.bitwise.bitwise_and(bits, 0x7FFFFF)
     kind = tf.cast(digits > 0, tf.int32) + tf.cast(digits >= _ROUNDED_UP, tf.int32)
     bins = tf.bitwise.right_shift(bits, 23) * KINDS + kind
     return tf.math.bincount(bins, minlength=BINS, maxlength=BINS), largest
@@ -70,14 +65,9 @@ def _magnitude(values: Any) -> Any:
 def tally(counts: Any, power: int = 0) -> Dict[str, Any]:
     """Returns how many values there are of each kind.
 
-    Args:
-      counts: An array of shape `[..., BINS]`.
-      power: The values are multiplied by 2**power before float16 rounds them.
-
-    Returns:
-      Arrays of shape `[...]`. `zeros`, `infinities` and `nans` are so in float32
-      already. `numbers` are the others, of which some are `flushed`, some `subnormal`
-      and some `overflowing`, as in `report.Ranges`.
+    `counts` has shape `[..., BINS]`, the returned arrays have `[...]`. `zeros`,
+    `infinities` and `nans` are so in float32 already. `numbers` are the others: times
+    2**power, some are `flushed`, `subnormal` or `overflowing`, as in `report.Ranges`.
     """
     scaled = _EXPONENT + power
     flushed = _IS_NUMBER & ((scaled < ZERO) | ((scaled == ZERO) & (_KIND == 0)))

@@ -204,10 +204,9 @@ class _Counter:
         self._has_own_step = is_compiled and has_own(model, "train_step")
         build(model, inputs.triple(batch)[0], self._step_on(batch))
         if self._has_own_step:
-            layers = keras_versions.layers_of(model)
             try:
-                with model_state.in_float32(keras, layers):
-                    self._run(batch, Watcher())
+                with model_state.in_float32(keras, keras_versions.layers_of(model)):
+                    Step(model, self._step_on(batch), Watcher())
             except Exception as error:  # such as a step that needs targets
                 self._has_own_step = False
                 self._notes.append(_NO_STEP.format(error=error))
@@ -218,16 +217,12 @@ class _Counter:
             return of_fit(self._keras, self._model, None, batch)
         return lambda _: self._model(inputs.triple(batch)[0], training=True)
 
-    def _run(self, batch: Any, watcher: Watcher) -> None:
-        Step(self._model, self._step_on(batch), watcher)
-
     def see(self, batch: Any) -> None:
         inputs.check_finite(inputs.triple(batch)[0])
         self._batches += 1
         first = _Float32Pass(self._rows)
-        layers = keras_versions.layers_of(self._model)
-        with model_state.in_float32(self._keras, layers):
-            self._run(batch, first)
+        with model_state.in_float32(self._keras, keras_versions.layers_of(self._model)):
+            Step(self._model, self._step_on(batch), first)
         outside = [call for call in first.calls if call in first.overflowing]
         self._overflows = self._overflows or bool(outside)
         with model_state.in_float16(self._keras, self._model) as can_try:
@@ -243,7 +238,7 @@ class _Counter:
         attempt_of = functools.partial(_Float16Pass, first)
 
         def overflows_in(attempt: _Float16Pass) -> List[Fault]:
-            self._run(batch, attempt)
+            Step(self._model, self._step_on(batch), attempt)
             return attempt.overflows
 
         faults: List[Fault] = []
@@ -347,8 +342,7 @@ class _Float32Pass(Watcher):
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
             name += f" (call {number})" if number > 1 else ""
         self._names[call] = name
-        args, kwargs = super().begin(call, args, kwargs)
-        self._see(call, call.inputs, is_input=True)
+        self._see(call, floats_in((args, kwargs)), is_input=True)
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
@@ -397,8 +391,16 @@ class _Float16Pass(Attempt):
     def __init__(self, first: _Float32Pass, advice: Advice) -> None:
         super().__init__(advice)
         self._left = list(first.calls)
-        #: The calls whose outputs are right, whatever overflowed within.
+        #: The calls whose outputs are right, whatever overflowed within, and those
+        #: from which something bad has reached a layer, whose outputs are replaced.
         self._right: Set[Call] = set()
+        self._spread: Set[Optional[Call]] = set()
+
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        args, kwargs = super().begin(call, args, kwargs)
+        keys = [key for each in floats_in((args, kwargs)) for key in self.origins(each)]
+        self._spread.update(self.faults[key].call for key in keys)
+        return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
         before = self._left.pop(0) if self._left else None
@@ -407,7 +409,8 @@ class _Float16Pass(Attempt):
             self._left = []  # it calls layers in another order: replace no more
         elif len(before.outputs) == len(floats):
             has_fault = any(fault.call is call for fault in self.faults.values())
-            if has_fault and all(map(are_alike, floats, before.outputs)):
+            is_hidden = has_fault and call not in self._spread
+            if is_hidden and all(map(are_alike, floats, before.outputs)):
                 self._right.add(call)
             others = iter(before.outputs)
             # What a step of the user's does with outputs runs in float32, as before.

@@ -241,14 +241,11 @@ def gradient_ranges(
 
 
 class _Backward(Watcher):
-    """Notes the gradients of layers' outputs, and what computes them in 16 bits.
-
-    Attributes:
-      received: Of each gradient: the layer's `id`, the row's name, and the gradient.
-    """
+    """Notes the gradients of layers' outputs, and what computes them in 16 bits."""
 
     def __init__(self, counts_outputs: bool, in_16_bits: List[str]) -> None:
         super().__init__()
+        #: Of each gradient: the layer's `id`, the row's name, and the gradient.
         self.received: List[Tuple[int, str, Any]] = []
         self._counts_outputs, self._in_16_bits = counts_outputs, in_16_bits
 

@@ -19,7 +19,6 @@ from lossscale.scales.base import LossScale
 Batch = Tuple[Any, Any, Any]
 
 _NAMES = ("x", "y", "sample_weight")
-_WANTED = "arrays, a tf.data.Dataset, or a PyDataset or Sequence of Keras"
 
 
 def keras_of(model: Any, asked_by: str) -> Any:
@@ -162,9 +161,10 @@ def _check_arrays(name: str, x: Any) -> None:
         else:
             instead = "Pass the data that you pass to `fit`."
         thing = x if len(leaves) > 1 else leaf
+        others = ", a tf.data.Dataset, or a PyDataset or Sequence of Keras"
+        wanted = f"arrays{others}" if name == "x" else "an array"
         raise TypeError(
-            f"`{name}` must be {_WANTED if name == 'x' else 'an array'}, got "
-            f"{arguments.typed(thing)}. {instead}"
+            f"`{name}` must be {wanted}, got {arguments.typed(thing)}. {instead}"
         )
 
 

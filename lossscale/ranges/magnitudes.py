@@ -14,12 +14,9 @@ WORDS = {"inf": "inf", "-inf": "-inf", "nan": "NaN"}
 class Look(NamedTuple):
     """What a tensor of eager mode holds."""
 
-    #: The largest finite magnitude, 0 if there is none.
-    largest: float
-    #: Which of "inf", "-inf" and "nan" it holds.
-    kinds: List[str]
-    #: How many values are not finite.
-    bad: int
+    largest: float  # the largest finite magnitude, 0 if there is none
+    kinds: List[str]  # which of "inf", "-inf" and "nan" it holds
+    bad: int  # how many values are not finite
 
 
 def look(tensor: Any) -> Look:

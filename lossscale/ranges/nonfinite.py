@@ -28,8 +28,7 @@ from lossscale.ranges.model_state import SIXTEEN_BITS
 from lossscale.ranges.step import Step
 from lossscale.runtime import float16_weights, keras_versions
 
-#: A loss scale at which gradients are finite that are only too large for float16.
-_LOW = 2.0**-24
+_Run = Callable[..., Step]
 
 _TRIED = "float32 was tried in {place}, and does not help."
 _WIDE = "It computes in float32 already."
@@ -44,7 +43,6 @@ _NO_GRADIENT = """\
 With it all values are finite, but the layers before get no gradient, or only zeros. \
 Whether it is enough is undecided."""
 _NO_SCALE = "No loss scale helps."
-_AT_FAULT = " Nothing is at fault."
 _HIDDEN = "Later layers hide it: the loss is finite, but wrong."
 _UNDECIDED = """\
 Loss and gradients are finite. Whether they are wrong is undecided: two runs of this \
@@ -105,7 +103,7 @@ class NonfiniteReport:
         text = " ".join(filter(None, [self.seen, hidden, self.to_write]))
         if self.float16_variables:
             said = float16_weights.IN_FLOAT16.format(names=self.float16_variables)
-            text = f"{text.replace(_AT_FAULT, '')}\n\n{said}"
+            text = text.replace(" Nothing is at fault.", "") + f"\n\n{said}"
         return text
 
 
@@ -203,7 +201,7 @@ def find_nonfinite(
     )
 
 
-def _is_harmless(keras: Any, first: Step, run: Callable[..., Step]) -> Optional[bool]:
+def _is_harmless(keras: Any, first: Step, run: _Run) -> Optional[bool]:
     """Whether losses and gradients are right, though values within overflow, or None.
 
     None: it is undecided, since two runs of the step differ anyway, or it does not run
@@ -259,12 +257,11 @@ def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
     return dataclasses.replace(report, layer=layer, seen=seen)
 
 
-def _what_to_write(
-    keras: Any, fault: Fault, run: Callable[..., Step], data: List[Any]
-) -> str:
+def _what_to_write(keras: Any, fault: Fault, run: _Run, data: List[Any]) -> str:
     advice, rest, is_confirmed = _tried(keras, fault, run, data)
     if fault.is_backward:
-        lowest = run(None, _LOW)
+        # Here gradients are finite that are only too large for float16.
+        lowest = run(None, 2.0**-24)
         may_help = is_confirmed or fault.operation == "Cast"
         if lowest.bad:
             rest = rest if is_confirmed else [_NO_SCALE, *rest]
@@ -274,7 +271,7 @@ def _what_to_write(
 
 
 def _tried(
-    keras: Any, fault: Fault, run: Callable[..., Step], data: List[Any]
+    keras: Any, fault: Fault, run: _Run, data: List[Any]
 ) -> Tuple[str, List[str], bool]:
     """Returns the advice, sentences about it, and whether a step has confirmed it."""
     if fault.dtype not in SIXTEEN_BITS:

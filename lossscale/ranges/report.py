@@ -76,12 +76,10 @@ class Ranges(abc.ABC):
     largest: Any
     batches: int
     loss_scale: float
-    #: What the table begins with, the name of the values in plural, whether a loss
-    #: scale multiplies them, and what `repr` shows besides the rows and batches.
-    _title: ClassVar[str]
-    _what: ClassVar[str]
-    _is_scaled: ClassVar[bool]
-    _in_repr: ClassVar[Tuple[str, ...]]
+    _title: ClassVar[str]  # what the table begins with
+    _what: ClassVar[str]  # the name of the values in plural
+    _is_scaled: ClassVar[bool]  # whether a loss scale multiplies them
+    _in_repr: ClassVar[Tuple[str, ...]]  # what `repr` shows besides rows and batches
 
     @property
     @abc.abstractmethod
@@ -210,8 +208,19 @@ class Ranges(abc.ABC):
             _, (ax, beside) = pyplot().subplots(2, layout="constrained", **size)
             beside.axis("off")  # for the legend: the layout has no other place
             where = {"loc": "center", "ncol": 3}
-        shift = float(np.log2(self.loss_scale))
-        _draw_regions(ax, shift, powers[shown["all"] > 0])
+        shift, used = float(np.log2(self.loss_scale)), powers[shown["all"] > 0]
+        # The axis shows all values, and the range of float16.
+        zero, top = exponents.ZERO, exponents.TOP
+        low = min([zero - shift, zero, *used[:1]]) - 3
+        high = max([top - shift, *used[-1:]]) + 4
+        starts = [region[1] - shift for region in _REGIONS]
+        edges = np.clip([*starts, np.inf], low, high)
+        for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
+            ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
+        ax.set_xlim(low, high)
+        if shift:
+            label = "without loss scaling, zero from here down"
+            ax.axvline(zero, color="tab:red", linestyle="--", label=label)
         _draw_histograms(ax, powers, shown, summary)
         if len(shown) <= len(self.names):
             ax.set_ylabel(f"the {len(shown) - 1} worst of {len(self.names)} rows")
@@ -223,21 +232,6 @@ class Ranges(abc.ABC):
             scaled.set_xlabel(f"log2 of the {self._what} times {scale}")
         beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
         return ax
-
-
-def _draw_regions(ax: Any, shift: float, used: Any) -> None:
-    # The axis shows all values, and the range of float16.
-    zero, top = exponents.ZERO, exponents.TOP
-    low = min([zero - shift, zero, *used[:1]]) - 3
-    high = max([top - shift, *used[-1:]]) + 4
-    starts = [region[1] - shift for region in _REGIONS]
-    edges = np.clip([*starts, np.inf], low, high)
-    for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
-        ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
-    ax.set_xlim(low, high)
-    if shift:
-        label = "without loss scaling, zero from here down"
-        ax.axvline(zero, color="tab:red", linestyle="--", label=label)
 
 
 def _draw_histograms(ax: Any, powers: Any, shown: Any, summary: Any) -> None:

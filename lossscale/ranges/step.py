@@ -34,6 +34,9 @@ batches that hold both."""
 class Step:
     """One training step of a model, in which no optimizer changes anything.
 
+    `run` computes the step, such as `of_fit(...)`. `scale_of` returns the number by
+    which an optimizer multiplies the loss.
+
     Attributes:
       watcher: What was told of the calls of layers.
       losses: What optimizers were asked to scale, or to minimize, before it was scaled.
@@ -50,10 +53,6 @@ class Step:
         watcher: Watcher,
         scale_of: Callable[[Any], float] = inputs.scale_of,
     ) -> None:
-        """Runs a step: `run` computes it, such as `of_fit(...)`.
-
-        `scale_of` returns the number by which an optimizer multiplies the loss.
-        """
         self.watcher, self.scale, self._scale_of = watcher, 1.0, scale_of
         self.losses: List[Any] = []
         self.gradients: Dict[int, Any] = {}
@@ -106,14 +105,12 @@ class Step:
         self.apply(grads, None)
         return arithmetic.divide(grads, self._scale_of(optimizer))
 
-    def _apply(
-        self, _: Any, optimizer: Any, grads: Any, *others: Any, **__: Any
-    ) -> Any:
+    def _apply(self, _: Any, owner: Any, grads: Any, *others: Any, **__: Any) -> Any:
         grads = list(grads)
         if grads and isinstance(grads[0], (tuple, list)):  # apply_gradients
             grads, *others = zip(*grads)  # type: ignore[assignment]
         self.apply(grads, others[0] if others else None)
-        return getattr(optimizer, "iterations", None)
+        return getattr(owner, "iterations", None)
 
     def _minimize(
         self, original: Any, optimizer: Any, loss: Any, *args: Any, **kwargs: Any
@@ -177,9 +174,8 @@ def _noting_classes(model: Any) -> List[type]:
     """Returns tapes, and all classes of optimizers, with those that they inherit."""
     found: Dict[type, None] = {tf.GradientTape: None}
     # An optimizer of one's own need not be one of Keras.
-    held = vars(model).values()
-    waiting: List[Any] = [type(o) for o in held if hasattr(o, "apply_gradients")]
-    waiting += [LossScale, LossScaleEngine]
+    waiting: List[Any] = [LossScale, LossScaleEngine]
+    waiting += [type(o) for o in vars(model).values() if hasattr(o, "apply_gradients")]
     for keras in keras_versions.installed():
         names = ("legacy", "experimental")
         spaces = [getattr(keras.optimizers, name, None) for name in names]
@@ -208,6 +204,7 @@ def of_fit(keras: Any, model: Any, loss: Any, batch: Any) -> Callable[[Step], An
     if y is None and has_loss and not is_overridden:
         raise ValueError(_NO_TARGETS)
     if not has_loss and not is_overridden:  # it may add losses of its own
+        inputs.build(model, x)
         with unchanged(model):
             model(x, training=True)
             if not model.losses:

@@ -1,50 +1,24 @@
-"""The law of all reports: whoever follows what they print has a finite forward pass."""
+"""Whoever follows what the reports print of an overflow has a finite forward pass."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed import each_keras
 from limits import skip_without
 from models import policy_of
-from overflowing import ADVISED, Maker, data_for, made
+from overflowing import HOT, MODELS, Maker, made
 
 from lossscale import find_nonfinite, forward_ranges
 
-pytestmark = pytest.mark.each_version
+REPORTS = {
+    "find_nonfinite": find_nonfinite,
+    "forward_ranges": lambda model, x, _: forward_ranges(model, x, verbose=0),
+}
 
 
-def in_turn(first, but=()):
-    """Returns parameters: each model with one of Keras 2 and Keras 3.
-
-    What the three reports advise is written in one place, so a model that one of them
-    tries with this Keras, the next one tries with the other.
-    """
-    keras_versions = each_keras()
-    return pytest.mark.parametrize(
-        ("family", "name"),
-        [
-            pytest.param(family, name, id=f"{family.name}-{name}")
-            for number, name in enumerate(ADVISED, first)
-            if name not in but
-            for family in [keras_versions[number % len(keras_versions)]]
-        ],
-    )
-
-
-def built(family, name, maker):
-    """Returns a new model, of which the layers are built."""
-    if name == "attention":
-        skip_without("attention with a dtype", family)
-    model, x, _ = made(family, name, maker=maker)
-    model(x)
-    return model
-
-
-def is_finite(model, name):
-    x = data_for(name)[0]
-    if x.ndim == 3:  # in a graph the loop over time is another one
+def is_finite(model, x):
+    if np.ndim(x) == 3:  # in a graph the loop over time is another one
         # On some CPUs TensorFlow 2.15 fuses a float16 normalization into an operation
         # that takes no float16, whoever runs the model.
         tf.config.optimizer.set_experimental_options({"remapping": False})
@@ -55,32 +29,55 @@ def is_finite(model, name):
     return bool(np.isfinite(model(x).numpy()).all())
 
 
-@in_turn(0)
-def test_what_find_nonfinite_says_helps(family, name):
+@pytest.mark.every
+@pytest.mark.each_version
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layer_that_overflows_is_named_and_what_is_said_helps(family, name, report):
     maker = Maker(family.keras)
-    model = built(family, name, maker)
-    found = find_nonfinite(model, *data_for(name))
-    assert found.where == "forward"
+    if name == "attention":
+        skip_without("attention with a dtype", family)
+    model, x, y = made(family, name, maker=maker)
+    model(x)
+    found = REPORTS[report](model, x, y)
     assert maker.follow(str(found)), str(found)
-    model = built(family, name, maker)
-    assert is_finite(model, name), str(found)
-    again = find_nonfinite(model, *data_for(name))
-    assert again.where != "forward", f"{found}\n{again}"
+    if report == "find_nonfinite":
+        assert (found.where, found.dtype) == ("forward", "float16")
+        assert found.kind in {"inf", "-inf"}
+        assert 1000 < found.largest <= 65504
+        assert f"{found.layer} ({found.layer_class}, float16)" in str(found)
+    else:
+        assert found.need_float32 or found.need_cast
+    if name in HOT:
+        assert "dtype=\"float32\", name='hot'" in str(found)
+        if report == "find_nonfinite":
+            assert found.layer == HOT[name]
+            # A norm's output is finite, and wrong.
+            assert found.is_hidden == (name == "normalized")
+        else:
+            assert HOT[name] in found.need_float32
+            assert not {"a", "first", "value"} & {*found.need_float32}
+            is_inside = name in {"normalized", "attention"}
+            assert not is_inside or found.inside == ("hot",)
+    model, x, y = made(family, name, maker=maker)
+    assert is_finite(model, x), str(found)
+    assert find_nonfinite(model, x, y).where != "forward", str(found)
+    again = forward_ranges(model, x, verbose=0)
+    if report == "forward_ranges":
+        assert again.need_float32 == again.need_cast == (), f"{found}\n{again}"
+        assert "Write" not in str(again)
 
 
-@in_turn(1)
-def test_what_forward_ranges_says_helps(family, name):
-    maker = Maker(family.keras)
-    model = built(family, name, maker)
-    found = forward_ranges(model, data_for(name)[0], verbose=0)
-    assert maker.follow(str(found)), str(found)
-    model = built(family, name, maker)
-    assert is_finite(model, name), str(found)
-    again = forward_ranges(model, data_for(name)[0], verbose=0)
-    assert again.need_float32 == again.need_cast == (), f"{found}\n{again}"
-    assert "Write" not in str(again)
-    assert "no layer needs float32" not in str(found)
-    assert find_nonfinite(model, *data_for(name)).where != "forward"
+@pytest.mark.parametrize("name", HOT)
+def test_nothing_is_said_where_nothing_overflows(family, name):
+    model, x, y = made(family, name, is_hot=False)
+    found, ranges = find_nonfinite(model, x, y), forward_ranges(model, x, verbose=0)
+    assert not found
+    assert (found.where, found.layer) == (None, None)
+    assert "Nothing is at fault" in str(found)
+    assert not find_nonfinite(*made(family, name, policy="float32"))
+    assert ranges.need_float32 == ranges.inside == ()
+    assert "no layer needs float32" in str(ranges)
 
 
 #: Nests of data, and how a model of a user's takes a tensor out of each.
@@ -93,6 +90,7 @@ NESTS = {
 }
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("nest", NESTS)
 def test_what_forward_ranges_says_of_data_that_the_model_casts_helps(

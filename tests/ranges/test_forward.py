@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from installed import each_keras
 from models import policy_of
-from overflowing import PATHS, made
+from overflowing import made
 
 from lossscale import LossScaleOptimizer, find_nonfinite, forward_ranges
 
@@ -17,24 +17,6 @@ from lossscale import LossScaleOptimizer, find_nonfinite, forward_ranges
 def ranges_of(family, name, **kwargs):
     model, x, _ = made(family, name, **kwargs)
     return forward_ranges(model, x, verbose=0)
-
-
-@pytest.mark.every
-@pytest.mark.parametrize("name", PATHS)
-def test_the_layer_that_overflows_needs_float32(family, name):
-    found = ranges_of(family, name)
-    assert PATHS[name] in found.need_float32
-    assert not {"a", "first", "value"} & {*found.need_float32}
-    if name in {"normalized", "attention"}:
-        assert found.inside == ("hot",)
-    assert "dtype=\"float32\", name='hot'" in str(found)
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_no_layer_needs_float32_where_nothing_overflows(family, name):
-    found = ranges_of(family, name, is_hot=False)
-    assert found.need_float32 == found.inside == ()
-    assert "no layer needs float32" in str(found)
 
 
 def test_float32_models_are_asked_as_well(family):
@@ -122,14 +104,6 @@ def test_negative_numbers_alone_are_no_mask(family):
     model.set_weights([np.full([2, 4], -1e5), np.zeros([4])])
     found = forward_ranges(model, np.ones([1, 2], np.float32), verbose=0)
     assert found.need_float32 == ("hot",)
-
-
-def test_what_kind_of_batches_makes_no_difference(family):
-    model, x, y = made(family, "gated")
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    table = str(forward_ranges(model, x, batch_size=4, verbose=0))
-    assert table == str(forward_ranges(model, dataset, verbose=0))
-    assert "2 batches" in table
 
 
 @pytest.mark.each_version

@@ -15,11 +15,9 @@ import tensorflow as tf
 from models import assert_same
 from nonfinite_models import (
     CASES,
-    FEATURES,
     HEALTHY,
     OWN_STEPS,
     Told,
-    data,
     made,
     masks_gradients,
     mse,
@@ -38,8 +36,8 @@ QUICK = {
 
 
 def rows(table):
-    """Returns the names in a table, of which few are quick, on both Keras 2 and 3."""
-    slow = (pytest.mark.slow, pytest.mark.every)
+    """Returns the names in a table, of which few are quick."""
+    slow = pytest.mark.slow
     return pytest.mark.parametrize(
         "name",
         [name if name in QUICK else pytest.param(name, marks=slow) for name in table],
@@ -59,6 +57,7 @@ def applied(model, x, y, steps):
     return int(model.optimizer.applied_steps.numpy()) if is_finite else 0
 
 
+@pytest.mark.every
 @rows({**CASES, **OWN_STEPS})
 def test_what_is_said_is_true_and_helps(family, name):
     case = {**CASES, **OWN_STEPS}[name]
@@ -84,6 +83,7 @@ def test_what_is_said_is_true_and_helps(family, name):
     assert any(np.abs(b - a).max() for a, b in zip(before, model.get_weights()))
 
 
+@pytest.mark.every
 @rows(HEALTHY)
 def test_nothing_is_said_of_a_healthy_model(family, name):
     model, x, y = made(family, HEALTHY[name])
@@ -203,9 +203,8 @@ def chain(family, *computed):
         layers = [
             m.own(f"c{i}", lambda x, _, f=f: f(x)) for i, f in enumerate(computed)
         ]
-        given = [m.keras.Input([FEATURES]), m.before(), *layers, m.out()]
-        x, _ = data()
-        return m.compiled(m.keras.Sequential(given)), x[2:], np.ones_like(x[2:, :1])
+        model, x, _ = m.chain(m.before(), *layers, m.out())
+        return model, x[2:], np.ones_like(x[2:, :1])
 
     return made(family, build)
 

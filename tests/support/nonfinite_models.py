@@ -51,9 +51,11 @@ class Told(Maker):
         scale = scale or DynamicLossScale(2.0**10, min_loss_scale=least)
         return LossScaleOptimizer(self.family.optimizers.SGD(rate), scale)
 
-    def compiled(self, model, loss="mse", optimizer=None):
-        model.compile(optimizer or self.optimizer(), loss=loss)
-        return model
+    def chain(self, *layers, loss="mse", rate=1e-4, shift=1.0, units=FEATURES):
+        """Returns a compiled model of layers in a row, with data and targets."""
+        model = self.sequential(*layers, units=units)
+        model.compile(self.optimizer(rate), loss=loss)
+        return model, *data(shift)
 
     def for_loss(self, *tensors):
         """Returns what a loss is computed of."""
@@ -61,6 +63,7 @@ class Told(Maker):
         return [tf.cast(t, tf.float32) if is_wide else t for t in tensors]
 
     def computing(self, name, compute):
+        """Returns a layer that computes `compute(x, self)`."""
         return self.own(name, lambda x, _: compute(x, self))
 
     def sequential(self, *layers, units=FEATURES):
@@ -90,16 +93,34 @@ def squares(x):
     return tf.reduce_sum(x * x, -1, keepdims=True)
 
 
-def limited(x, m):
-    return tf.clip_by_value(x, m.small - 1, 1 - m.small) if m.small else x
-
-
 def same(x, _):
     return x
 
 
-def positive(x, m):
-    return tf.maximum(x, m.small) if m.small else x
+def near_one(x):
+    """Returns 1 where x is 0."""
+    return 1 - tf.tanh(tf.abs(x))
+
+
+def plus(compute, argument, beside=1.0):
+    """Computes something of an argument, with a small number if it is advised."""
+    return lambda x, m: compute(argument(x) + m.small) + beside * x
+
+
+def within(compute, argument, beside=1.0):
+    """Computes something of an argument that is limited to 1 if it is advised."""
+
+    def limited(x, m):
+        return tf.clip_by_value(x, m.small - 1, 1 - m.small) if m.small else x
+
+    return lambda x, m: compute(limited(argument(x), m)) + beside * x
+
+
+def above(least, compute, argument):
+    """Computes something of an argument above a number, if that is advised."""
+    return lambda x, m: compute(
+        tf.maximum(argument(x), m.small + least) if m.small else argument(x)
+    )
 
 
 def far(x, m):
@@ -107,74 +128,44 @@ def far(x, m):
     return tf.exp(tf.minimum(x * 0 + 800, 10.0) if "limit" in m.said else x * 0 + 800)
 
 
-#: What the layer "bad" computes, what the report says, and whether float32 helps.
+def root_recomputed(x, m):
+    return tf.recompute_grad(lambda y: tf.sqrt(tf.nn.relu(y) + m.small) + y)(x)
+
+
+ln, relu, one = tf.math.log, tf.nn.relu, tf.identity
+DIVISOR, LOGS = "divisor holds zeros", "logarithm of a zero"
+NEGATIVE, AT_ONE = "holds negative numbers", "infinite at 1 and -1"
+ZEROS, POWER = "argument holds zeros", "negative power of zero"
+#: What the layer "bad" computes, and what the report says. None: float32 helps.
 LAYERS = {
-    "0/0": (lambda x, m: x / (total(x) + m.small), "divisor holds zeros"),
-    "1/0": (lambda x, m: 1e-2 / (tf.abs(x) + m.small) + x, "divisor holds zeros"),
-    "norm": (lambda x, m: x / tf.sqrt(squares(x) + m.small), "divisor holds zeros"),
-    "log(0)": (lambda x, m: tf.math.log(tf.abs(x) + m.small), "logarithm of a zero"),
-    "log(-1)": (lambda x, m: tf.math.log(positive(x, m)), "holds negative numbers"),
-    "log1p(-1)": (
-        lambda x, m: tf.math.log1p(m.small - tf.exp(-tf.abs(x))),
-        "logarithm of a zero",
-    ),
-    "log1p(-2)": (
-        lambda x, m: tf.math.log1p(
-            tf.maximum(x * 9, m.small - 1) if m.small else x * 9
-        ),
-        "numbers below -1",
-    ),
-    "rsqrt(0)": (
-        lambda x, m: x * tf.math.rsqrt(squares(x) + m.small),
-        "negative power of zero",
-    ),
-    "rsqrt(-1)": (lambda x, m: tf.math.rsqrt(positive(x, m)), "negative numbers"),
-    "sqrt(-1)": (lambda x, m: tf.sqrt(positive(x, m)), "holds negative numbers"),
-    "pow(-1)": (lambda x, m: positive(x, m) ** 0.5, "holds negative numbers"),
-    "pow(0)": (lambda x, m: (tf.nn.relu(x) + m.small) ** -0.5, "power of zero"),
-    "acos(2)": (lambda x, m: tf.acos(limited(x * 9, m)), "beyond it makes NaN"),
+    "0/0": (lambda x, m: x / (total(x) + m.small), DIVISOR),
+    "1/0": (lambda x, m: 1e-2 / (tf.abs(x) + m.small) + x, DIVISOR),
+    "norm": (lambda x, m: x / tf.sqrt(squares(x) + m.small), DIVISOR),
+    "log(0)": (plus(ln, tf.abs, 0.0), LOGS),
+    "log(-1)": (above(0, ln, one), NEGATIVE),
+    "log1p(-1)": (plus(tf.math.log1p, lambda x: -tf.exp(-tf.abs(x)), 0.0), LOGS),
+    "log1p(-2)": (above(-1, tf.math.log1p, lambda x: x * 9), "numbers below -1"),
+    "rsqrt(0)": (lambda x, m: x * tf.math.rsqrt(squares(x) + m.small), POWER),
+    "rsqrt(-1)": (above(0, tf.math.rsqrt, one), NEGATIVE),
+    "sqrt(-1)": (above(0, tf.sqrt, one), NEGATIVE),
+    "pow(-1)": (above(0, lambda x: x**0.5, one), NEGATIVE),
+    "pow(0)": (plus(lambda x: x**-0.5, relu, 0.0), POWER),
+    "acos(2)": (within(tf.acos, lambda x: x * 9, 0.0), "beyond it makes NaN"),
     "exp(800)": (lambda x, m: far(x, m) * 1e-5 + x, "exponential of a large number"),
-    "norm'(0)": (
-        lambda x, m: x + tf.sqrt(squares(x) + m.small),
-        "argument holds zeros",
-    ),
-    "sqrt'(0)": (
-        lambda x, m: tf.sqrt(tf.nn.relu(x) + m.small) + x,
-        "argument holds zeros",
-    ),
-    "pow'(0)": (
-        lambda x, m: (tf.nn.relu(x) + m.small) ** 0.5 + x,
-        "argument holds zeros",
-    ),
-    "acos'(1)": (
-        lambda x, m: tf.acos(limited(1 - tf.tanh(tf.abs(x)), m)) + x,
-        "infinite at 1 and -1",
-    ),
-    "asin'(-1)": (
-        lambda x, m: tf.asin(limited(tf.tanh(tf.abs(x)) - 1, m)) + x,
-        "infinite at 1 and -1",
-    ),
-    "atanh(1)": (
-        lambda x, m: tf.atanh(limited(1 - tf.tanh(tf.abs(x)), m)) + x,
-        "infinite at 1 and -1",
-    ),
-    "recomputed": (
-        lambda x, m: tf.recompute_grad(lambda y: tf.sqrt(tf.nn.relu(y) + m.small) + y)(
-            x
-        ),
-        "infinite derivative|argument holds zeros",
-    ),
-    # float32 helps against these.
+    "norm'(0)": (plus(tf.sqrt, squares), ZEROS),
+    "sqrt'(0)": (plus(tf.sqrt, relu), ZEROS),
+    "pow'(0)": (plus(lambda x: x**0.5, relu), ZEROS),
+    "acos'(1)": (within(tf.acos, near_one), AT_ONE),
+    "asin'(-1)": (within(tf.asin, lambda x: -near_one(x)), AT_ONE),
+    "atanh(1)": (within(tf.atanh, near_one), AT_ONE),
+    "recomputed": (root_recomputed, f"infinite derivative|{ZEROS}"),
     "square": (lambda x, _: tf.sqrt(total((x * 1e3) ** 2) + 1.0) * 1e-3 + x, None),
     "product": (lambda x, _: (x + 1) * 3e4 * 3 * 1e-5, None),
     "exp(12)": (lambda x, _: tf.exp(x * 0 + 12) * 1e-5 + x, None),
-    "softmax": (
-        lambda x, _: tf.exp(x * 30) / tf.reduce_sum(tf.exp(x * 30), -1, True),
-        None,
-    ),
-    "log(1e-8)": (lambda x, _: tf.math.log(tf.abs(x) + 1e-8) * 0.1 + x, None),
-    "sqrt'(1e-8)": (lambda x, _: tf.sqrt(tf.nn.relu(x) + 1e-8) + x, None),
-    "rsqrt(1e-8)": (lambda x, _: x * tf.math.rsqrt(total(x * x) + 1e-8), None),
+    "softmax": (lambda x, _: tf.exp(x * 30) / total(tf.exp(x * 30)), None),
+    "log(1e-8)": (lambda x, _: ln(tf.abs(x) + 1e-8) * 0.1 + x, None),
+    "sqrt'(1e-8)": (lambda x, _: tf.sqrt(relu(x) + 1e-8) + x, None),
+    "rsqrt(1e-8)": (lambda x, _: x * tf.math.rsqrt(squares(x) + 1e-8), None),
     "0/1e-8": (lambda x, _: x / (tf.abs(x) + 1e-8) + x, None),
     "masked row": (
         lambda x, _: x * tf.nn.softmax(x * 0 + tf.cast(tf.constant(-1e9), x.dtype)),
@@ -184,10 +175,9 @@ LAYERS = {
 }
 
 
-def layer_of(name, m):
+def layer_of(compute, m):
     """A model with a layer that computes something."""
-    bad = m.computing("bad", LAYERS[name][0])
-    return m.compiled(m.sequential(m.before(), bad, m.out())), *data()
+    return m.chain(m.before(), m.computing("bad", compute), m.out())
 
 
 def loss_of(compute, m, shift=1.0, dtype="float32"):
@@ -196,8 +186,12 @@ def loss_of(compute, m, shift=1.0, dtype="float32"):
     def loss(y, outputs):
         return tf.reduce_mean(compute(tf.cast(y, outputs.dtype), outputs, m), -1)
 
-    model = m.sequential(m.before(), m.out(dtype=dtype))
-    return m.compiled(model, loss), *data(shift)
+    return m.chain(m.before(), m.out(dtype=dtype), loss=loss, shift=shift)
+
+
+def sum_in_float16(y, x, m):
+    apart = tf.cast(y - x, x.dtype if "wide loss" in m.said else tf.float16)
+    return tf.reduce_sum((apart * 3000) ** 2, -1, keepdims=True) / 9e6
 
 
 def probability(m):
@@ -205,89 +199,63 @@ def probability(m):
 
     def loss(y, p):
         y = tf.cast(y, p.dtype)
-        ones = y * tf.math.log(p + m.small) + (1 - y) * tf.math.log(1 - p + m.small)
-        return -tf.reduce_mean(ones)
+        return -tf.reduce_mean(y * ln(p + m.small) + (1 - y) * ln(1 - p + m.small))
 
-    constant = m.keras.initializers.Constant(0.6)
-    last = m.layer(
-        "Dense", 1, activation="hard_sigmoid", kernel_initializer=constant, name="bad"
-    )
-    model = m.sequential(last)
-    x = np.abs(data()[0])
-    return m.compiled(model, loss, m.optimizer(1e-6)), x, np.zeros([ROWS, 1], "f4")
+    kernel = m.keras.initializers.Constant(0.6)
+    arguments = {"activation": "hard_sigmoid", "kernel_initializer": kernel}
+    last = m.layer("Dense", 1, name="bad", **arguments)
+    model, x, y = m.chain(last, loss=loss, rate=1e-6)
+    return model, np.abs(x), y * 0
 
 
 def percentage(m):
     """A target of 0 in a mean absolute percentage error."""
     model = m.keras.Sequential([m.layer("Dense", 1, name="bad")])
+    model.build([None, FEATURES])
+    model.compile(m.optimizer(1e-9), loss="mape")
     x, y = data()
-    return m.compiled(model, "mape", m.optimizer(1e-9)), x, y * 0
+    return model, x, y * 0
 
 
 def huge(kind, m):
-    kind_of_data = "float32" if "divide" in m.said else kind
+    kind = "float32" if "divide" in m.said else kind
     x = np.arange(ROWS * FEATURES).reshape(ROWS, FEATURES) + 70000
-    x = (x / 1e5 if "divide" in m.said else x).astype(kind_of_data)
-    model = m.keras.Sequential(
-        [
-            m.keras.Input([FEATURES], dtype=kind_of_data),
-            m.layer("Dense", 1, name="first"),
-        ]
-    )
-    return m.compiled(model, "mse", m.optimizer(1e-12)), x, data()[1]
+    given = m.keras.Input([FEATURES], dtype=kind)
+    model = m.keras.Sequential([given, m.layer("Dense", 1, name="first")])
+    model.compile(m.optimizer(1e-12), loss="mse")
+    return model, (x / 1e5 if "divide" in m.said else x).astype(kind), data()[1]
 
 
-def seam(m):
+def large_gradient(factor, bad, m):
     """A gradient that float16 does not hold where it is cast."""
 
     def loss(y, outputs):
-        return 2.0**26 * (y - outputs) ** 2
+        return factor * (y - outputs) ** 2
 
-    model = m.sequential(m.before(), m.layer("Dense", 4, name="bad"), m.out())
-    return m.compiled(model, loss, m.optimizer(2.0**-40)), *data()
-
-
-def casts_itself(m):
-    """A layer that casts to float16 by itself, and a large gradient."""
-
-    def compute(x, _):
-        return tf.cast(x, tf.float16)
-
-    def loss(y, outputs):
-        return 2.0**20 * (y - outputs) ** 2
-
-    model = [
-        m.keras.Input([FEATURES]),
-        m.before(),
-        m.computing("bad", compute),
-        m.out(),
-    ]
-    return m.compiled(m.keras.Sequential(model), loss, m.optimizer(2.0**-40)), *data()
+    return m.chain(m.before(), bad(m), m.out(), loss=loss, rate=2.0**-40)
 
 
 def fixed(m):
     """A loss scale that is too high, and cannot fall."""
-    scale = FixedLossScale(
-        2.0**8 if "smaller" in m.said else 2.0**30, skip_nonfinite=True
-    )
-    model = m.sequential(m.before(), m.out())
-    return m.compiled(model, "mse", m.optimizer(scale=scale)), *data()
+    model, x, y = m.chain(m.before(), m.out())
+    number = 2.0**8 if "smaller" in m.said else 2.0**30
+    scale = FixedLossScale(number, skip_nonfinite=True)
+    model.compile(m.optimizer(scale=scale), loss="mse")
+    return model, x, y
 
 
 def lost_before(compute, m):
     """A model with numbers that are zero in float16 only."""
     tiny = m.computing("tiny", lambda x, _: x * 1e-9)
-    bad = m.computing("bad", compute)
-    model = [m.keras.Input([FEATURES]), m.before(), tiny, bad, m.out()]
-    x, y = data()
-    return m.compiled(m.keras.Sequential(model)), x[2:], y[2:]
+    model, x, y = m.chain(m.before(), tiny, m.computing("bad", compute), m.out())
+    return model, x[2:], y[2:]
 
 
 def bad_weights(m):
     """Weights that are NaN: nothing that is written repairs them."""
-    model = m.sequential(m.before(), m.out())
+    model, x, y = m.chain(m.before(), m.out())
     model.set_weights([np.full(w.shape, np.nan) for w in model.get_weights()])
-    return m.compiled(model), *data()
+    return model, x, y
 
 
 # Models with a `train_step` of their own.
@@ -308,7 +276,7 @@ def mse(one, other):
     return tf.reduce_mean(tf.cast(one - tf.cast(other, one.dtype), tf.float32) ** 2)
 
 
-def own(m, step, *, is_compiled=False, **parts):
+def own(m, step, *, is_compiled=False, rate=1e-5, **parts):
     """Returns a model without a `call`, whose step is `step(model, x, y)`."""
 
     class Own(m.keras.Model):
@@ -316,7 +284,7 @@ def own(m, step, *, is_compiled=False, **parts):
             super().__init__()
             for name, part in parts.items():
                 setattr(self, name, part)
-            self.other_optimizer = m.optimizer(1e-5)
+            self.other_optimizer = m.optimizer(rate)
             self.steps = 0
 
         def build(self, _=None):
@@ -331,7 +299,7 @@ def own(m, step, *, is_compiled=False, **parts):
         Own.train_step = tf.function(Own.train_step)
     model = Own()
     model.build()
-    model.compile(m.optimizer(1e-5))
+    model.compile(m.optimizer(rate))
     return model, *data()
 
 
@@ -355,18 +323,14 @@ def vae(times, m):
 
 def gan(compute, m):
     generator = m.sequential(m.before(FEATURES))
-    critic = m.sequential(
-        m.dense("c", units=4),
-        m.computing("bad", compute),
-        m.keras.layers.BatchNormalization(name="n"),
-        m.out(),
-    )
+    norm = m.keras.layers.BatchNormalization(name="n")
+    bad = m.computing("bad", compute)
+    critic = m.sequential(m.dense("c", units=4), bad, norm, m.out())
 
     def step(model, x, _):
         def of_critic():
-            return mse(critic(x, training=True), 1.0) + mse(
-                critic(generator(x), training=True), 0.0
-            )
+            real = mse(critic(x, training=True), 1.0)
+            return real + mse(critic(generator(x), training=True), 0.0)
 
         def of_generator():
             return mse(critic(generator(x, training=True), training=True), 1.0)
@@ -379,18 +343,16 @@ def gan(compute, m):
 
 def diffusion(compute, m):
     """A step that is a tf.function, with an average of the weights."""
-    network = m.sequential(
-        m.before(), m.computing("bad", compute), m.out(FEATURES), units=FEATURES
-    )
+    network = m.sequential(m.before(), m.computing("bad", compute), m.out(FEATURES))
     averages = [tf.Variable(tensor_of(w) * 1.0) for w in network.trainable_variables]
 
     def step(model, x, _):
         noise = tf.random.normal(tf.shape(x))
-        loss = update(
-            model.optimizer,
-            lambda: mse(network(x + noise, training=True), noise),
-            network,
-        )
+
+        def noise_left():
+            return mse(network(x + noise, training=True), noise)
+
+        loss = update(model.optimizer, noise_left, network)
         for average, weight in zip(averages, network.trainable_variables):
             average.assign(0.9 * average + 0.1 * tf.cast(tensor_of(weight), "float32"))
         return loss
@@ -411,9 +373,8 @@ def distillation(kernel, m):
 
         return update(model.optimizer, loss, student)
 
-    model, x, y = own(m, step, student=student, teacher=teacher)
-    model.compile(m.optimizer(1e-12))  # its outputs are large
-    return model, x, y
+    # Its outputs are large.
+    return own(m, step, rate=1e-12, student=student, teacher=teacher)
 
 
 def contrastive(compute, m):
@@ -430,9 +391,7 @@ def contrastive(compute, m):
 
 def penalty(small, m):
     """A norm of a gradient in the step itself, of which some are zero."""
-    critic = m.sequential(
-        m.before(), m.layer("ReLU", name="relu"), m.out(), units=FEATURES
-    )
+    critic = m.sequential(m.before(), m.layer("ReLU", name="relu"), m.out())
 
     def step(model, x, y):
         def loss():
@@ -450,9 +409,7 @@ def penalty(small, m):
 
 def accumulating(compute, m):
     """Gradients that are added up over two batches."""
-    network = m.sequential(
-        m.before(), m.computing("bad", compute), m.out(), units=FEATURES
-    )
+    network = m.sequential(m.before(), m.computing("bad", compute), m.out())
     weights = network.trainable_variables
     sums = [tf.Variable(tf.zeros(w.shape), trainable=False) for w in weights]
 
@@ -483,8 +440,7 @@ def summed(m):
 
         return update(model.optimizer, loss, network)
 
-    model, x, y = own(m, step, network=network)
-    model.compile(m.optimizer(1e-9))
+    model, x, y = own(m, step, rate=1e-9, network=network)
     return model, x, y * 1e3
 
 
@@ -506,88 +462,78 @@ class Case(NamedTuple):
     is_promised: bool = True
 
 
-LOGS = "logarithm of a zero"
 IN_FLOAT16 = "The loss is computed in float16"
 FLOAT32 = r"dtype=\"float32\", name='"
 _BACK = ("norm'", "sqrt'", "pow'", "acos'", "asin'", "recomputed", "sqrt'(1e-8)")
-_BACK_IN_FLOAT16 = ("rsqrt(1e-8)", "0/1e-8", "log(1e-8)")
+_NEEDS = {"pow(0)": ("bad",), "0/1e-8": ("bad", "before")}
 
 
-def _of_layer(name):
-    says = LAYERS[name][1]
-    place = "gradient" if name.startswith(_BACK) else "forward"
-    needs = {"pow(0)": ("bad",), "0/1e-8": ("bad", "before")}
-    named = needs.get(name, () if says else ("bad",))
-    return Case(partial(layer_of, name), f"{place} bad", says or FLOAT32, named)
+def _of_layer(name, compute, says):
+    place = "gradient bad" if name.startswith(_BACK) else "forward bad"
+    needs = _NEEDS.get(name, () if says else ("bad",))
+    return Case(partial(layer_of, compute), place, says or FLOAT32, needs)
 
 
+def _small_in_log(y, x, m):
+    return ln(tf.abs(y) + m.small) * 1e-3 * x + (y - x) ** 2
+
+
+def _small_in_root(y, x, m):
+    return tf.sqrt((x - y) ** 2 + m.small)
+
+
+def _small_before(m):
+    return m.layer("Dense", 4, name="bad")
+
+
+def _casting(m):
+    return m.computing("bad", lambda x, _: tf.cast(x, tf.float16))
+
+
+def _lost(x, _):
+    return x / (total(x) + 1e-20) * 3
+
+
+_BOTH, _TINY, _SQUARE = ("bad", "before"), ("bad", "tiny"), LAYERS["square"][0]
 CASES = {
-    **{name: _of_layer(name) for name in LAYERS},
+    **{name: _of_layer(name, *row) for name, row in LAYERS.items()},
     "0/0 of what was lost": Case(
-        partial(lost_before, lambda x, _: x / (total(x) + 1e-20) * 3),
-        "forward bad",
-        FLOAT32,
-        ("bad", "tiny"),
+        partial(lost_before, _lost), "forward bad", FLOAT32, _TINY
     ),
     "log(0) in the loss": Case(
-        partial(
-            loss_of,
-            lambda y, x, m: tf.math.log(tf.abs(y) + m.small) * 1e-3 * x + (y - x) ** 2,
-            shift=0.0,
-        ),
-        "loss None",
-        LOGS,
+        partial(loss_of, _small_in_log, shift=0.0), "loss None", LOGS
     ),
     "sqrt'(0) in the loss": Case(
-        partial(loss_of, lambda y, x, m: tf.sqrt((x - y) ** 2 + m.small), shift=0.0),
-        "gradient None",
-        "argument holds zeros",
+        partial(loss_of, _small_in_root, shift=0.0), "gradient None", ZEROS
     ),
     "sum in float16": Case(
-        partial(
-            loss_of,
-            lambda y, x, m: (
-                tf.reduce_sum(
-                    (
-                        tf.cast(y - x, x.dtype if "wide loss" in m.said else tf.float16)
-                        * 3000
-                    )
-                    ** 2,
-                    -1,
-                    keepdims=True,
-                )
-                / 9e6
-            ),
-            dtype=None,
-        ),
-        "loss None",
-        IN_FLOAT16,
+        partial(loss_of, sum_in_float16, dtype=None), "loss None", IN_FLOAT16
     ),
     "probability": Case(probability, "loss None", "1e-3"),
     "percentage": Case(percentage, "gradient bad|loss None", FLOAT32, ("bad",)),
     "large data": Case(partial(huge, "float32"), "data None", "largest value"),
     "integers": Case(partial(huge, "int32"), "data None", "largest value"),
-    "seam": Case(seam, "gradient bad", FLOAT32, ("bad", "before")),
-    "casts itself": Case(casts_itself, "gradient bad", "min_loss_scale"),
+    "seam": Case(
+        partial(large_gradient, 2.0**26, _small_before), "gradient bad", FLOAT32, _BOTH
+    ),
+    "casts itself": Case(
+        partial(large_gradient, 2.0**20, _casting), "gradient bad", "min_loss_scale"
+    ),
     "fixed scale": Case(fixed, "scale None", "no layer is at fault"),
     "weights": Case(bad_weights, "weights before", "checkpoint", (), False),
 }
 #: Those with a `train_step` of their own.
 OWN_STEPS = {
     "vae": Case(partial(vae, 12.0), "loss None", IN_FLOAT16),
-    "gan": Case(partial(gan, LAYERS["square"][0]), "forward bad", FLOAT32, ("bad",)),
-    "diffusion": Case(
-        partial(diffusion, LAYERS["square"][0]), "forward bad", FLOAT32, ("bad",)
-    ),
-    "distillation": Case(
-        partial(distillation, 3e4), "forward bad", FLOAT32, ("bad", "before")
-    ),
+    "gan": Case(partial(gan, _SQUARE), "forward bad", FLOAT32, ("bad",)),
+    "diffusion": Case(partial(diffusion, _SQUARE), "forward bad", FLOAT32, ("bad",)),
+    "distillation": Case(partial(distillation, 3e4), "forward bad", FLOAT32, _BOTH),
     "contrastive": Case(
-        partial(contrastive, LAYERS["norm"][0]), "forward bad", "divisor holds zeros"
+        partial(contrastive, LAYERS["norm"][0]), "forward bad", DIVISOR
     ),
-    "penalty": Case(partial(penalty, 0.0), "gradient None", "argument holds zeros"),
+    "penalty": Case(partial(penalty, 0.0), "gradient None", ZEROS),
     "accumulating": Case(
-        partial(accumulating, LAYERS["log(0)"][0]), "forward bad", "logarithm of a zero"
+        partial(accumulating, LAYERS["log(0)"][0]), "forward bad", LOGS
     ),
     "summed": Case(summed, "loss None", IN_FLOAT16),
 }
@@ -596,20 +542,15 @@ OWN_STEPS = {
 # Healthy models
 
 
-def plain(compute, m, loss="mse"):
-    """A healthy model with a layer that computes something."""
-    bad = m.computing("fine", lambda x, _: compute(x))
-    model = [m.keras.Input([FEATURES]), m.before(), bad, m.out()]
-    return m.compiled(m.keras.Sequential(model), loss), *data()
+def plain(compute, m):
+    return layer_of(lambda x, _: compute(x), m)
 
 
 def model_in_a_model(m):
     """A model of one's own class that only calls another, in float32."""
-    inner = m.sequential(
-        m.layer("Dense", 8, activation="relu", dtype="float32", name="h"),
-        m.layer("Dense", 8, dtype="float32", name="o"),
-        units=FEATURES,
-    )
+    wide = {"dtype": "float32"}
+    first = m.layer("Dense", FEATURES, activation="relu", name="h", **wide)
+    inner = m.sequential(first, m.layer("Dense", FEATURES, name="o", **wide))
 
     class Outer(m.keras.Model):
         def __init__(self):
@@ -619,24 +560,30 @@ def model_in_a_model(m):
         def call(self, x):
             return self.network(x)
 
-    x, _ = data()
-    return m.compiled(Outer(), optimizer=m.optimizer(0.0)), x, x * 3e3
+    model, (x, _) = Outer(), data()
+    model.compile(m.optimizer(0.0), loss="mse")
+    return model, x, x * 3e3
 
 
-def sequence(kind, m, **arguments):
-    x = np.repeat(data()[0][:, None], 4, axis=1)
-    layers = [m.layer(kind, 4, name="loop", **arguments), m.out()]
-    model = m.keras.Sequential([m.keras.Input([4, FEATURES]), *layers])
-    return m.compiled(model), x, data()[1]
+def sequence(m, *layers, kind="float32"):
+    """A model of layers after four steps of time, with such data."""
+    shape = [4, FEATURES] if kind == "float32" else [4]
+    given = m.keras.Input(shape, dtype=kind)
+    model = m.keras.Sequential([given, *layers, m.out()])
+    model.compile(m.optimizer(), loss="mse")
+    x, y = data()
+    x = np.repeat(x[:, None], 4, axis=1)
+    return model, (x if len(shape) > 1 else np.abs(x[:, :, 0]) * 3).astype(kind), y
+
+
+def recurrent(kind, m, **arguments):
+    return sequence(m, m.layer(kind, 4, name="loop", **arguments))
 
 
 def embedded(m):
     """A mask that Keras hands on."""
-    embedding = m.layer("Embedding", 9, 4, mask_zero=True, name="e")
-    layers = [embedding, m.layer("LSTM", 4, name="loop"), m.out()]
-    model = m.keras.Sequential([m.keras.Input([4], dtype="int32"), *layers])
-    x = np.random.default_rng(1).integers(0, 9, [ROWS, 4]).astype("int32")
-    return m.compiled(model), x, data()[1]
+    embedding = m.layer("Embedding", 99, 4, mask_zero=True, name="e")
+    return sequence(m, embedding, m.layer("LSTM", 4, name="loop"), kind="int32")
 
 
 def attention(m):
@@ -647,16 +594,13 @@ def attention(m):
         mask = tf.where(below > 0, tf.zeros_like(below), tf.cast(-1e9, x.dtype))
         return tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True) + mask), x)
 
-    x = np.repeat(data()[0][:, None], 4, axis=1)
-    model = [m.keras.Input([4, FEATURES]), m.own("attend", attend), m.pool(), m.out()]
-    return m.compiled(m.keras.Sequential(model)), x, data()[1]
+    return sequence(m, m.own("attend", attend), m.pool())
 
 
 def several(m):
     """Two outputs, a loss that a layer adds, and a metric."""
     given = m.keras.Input([FEATURES])
-    regular = {"kernel_regularizer": "l2"}
-    hidden = m.layer("Dense", 4, name="before", **regular)(given)
+    hidden = m.layer("Dense", 4, name="before", kernel_regularizer="l2")(given)
     outputs = [m.out()(hidden), m.layer("Dense", 1, dtype="float32", name="b")(hidden)]
     model = m.keras.Model(given, outputs)
     model.compile(m.optimizer(), loss=["mse", "mae"])
@@ -666,12 +610,8 @@ def several(m):
 
 def masks_gradients(m):
     """A step that throws gradients away that are not finite, and a metric is NaN."""
-    network = m.sequential(
-        m.before(),
-        m.computing("bad", LAYERS["sqrt'(0)"][0]),
-        m.out(),
-        units=FEATURES,
-    )
+    bad = m.computing("bad", LAYERS["sqrt'(0)"][0])
+    network = m.sequential(m.before(), bad, m.out())
     weights = network.trainable_variables
 
     def step(model, x, y):
@@ -694,8 +634,8 @@ HEALTHY = {
     "contrastive": partial(contrastive, same),
     "penalty": partial(penalty, 1e-6),
     "accumulating": partial(accumulating, same),
-    "GRU": partial(sequence, "GRU"),
-    "LSTM with dropout": partial(sequence, "LSTM", dropout=0.3, recurrent_dropout=0.3),
+    "GRU": partial(recurrent, "GRU"),
+    "LSTM with dropout": partial(recurrent, "LSTM", dropout=0.3, recurrent_dropout=0.3),
     "mask of Keras": embedded,
     "attention": attention,
     "where(sqrt)": partial(

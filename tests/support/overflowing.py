@@ -161,7 +161,8 @@ def cell(m):
 
 def gated(m):
     """Two branches, multiplied: the gate alone overflows."""
-    gate, value, multiply = m.hot(), m.dense("value"), m.keras.layers.Multiply()
+    gate, value = m.hot(), m.dense("value")
+    multiply = m.layer("Multiply", name="multiply")
     return m.model(FLAT, lambda x: multiply([gate(x), value(x)]))
 
 
@@ -172,7 +173,7 @@ def subclassed(m):
         def __init__(self):
             super().__init__()
             self.first, self.second = m.dense("a"), m.hot()
-            self.drop, self.last = m.keras.layers.Dropout(0.1), m.dense("b", units=1)
+            self.drop, self.last = m.layer("Dropout", 0.1, name="d"), m.head()
 
         def call(self, x, training=None):
             hidden = tf.nn.relu(self.second(tf.abs(self.first(x)) + 2))
@@ -188,7 +189,7 @@ def nested(m):
 
 def shared(m):
     """A layer that is called twice, and overflows the second time."""
-    hot, add = m.hot(), m.keras.layers.Add()
+    hot, add = m.hot(), m.layer("Add", name="add")
     return m.model(FLAT, lambda x: add([hot(x * 1e-5), hot(x)]))
 
 
@@ -212,7 +213,7 @@ def dictionary(m):
     """A model of which the inputs have names."""
     given = {name: m.keras.Input(FLAT, name=name) for name in ("left", "right")}
     found = m.dense("a")(given["left"]), m.hot()(given["right"])
-    return m.keras.Model(given, m.head()(m.keras.layers.Add()(found)))
+    return m.keras.Model(given, m.head()(m.layer("Add", name="add")(found)))
 
 
 def product(m):
@@ -253,15 +254,13 @@ def batch_norm(m):
     return m.model(FLAT, m.hot(), m.layer("BatchNormalization", name="n"))
 
 
-_HOT_AND_ADVISED = (sequential, attention, normalized, cell)
-_HOT = (gated, subclassed, nested, shared, masked, dictionary)
-_ADVISED = (product, gate_in_a_block, layer_in_a_block, state, batch_norm)
-MODELS = {make.__name__: make for make in (*_HOT_AND_ADVISED, *_HOT, *_ADVISED)}
-#: The models of which every layer can follow advice.
-ADVISED = [make.__name__ for make in (*_ADVISED, *_HOT_AND_ADVISED)]
+_HOT = (sequential, attention, normalized, cell, gated)
+_HOT = (*_HOT, subclassed, nested, shared, masked, dictionary)
+_OTHERS = (product, gate_in_a_block, layer_in_a_block, state, batch_norm)
+MODELS = {make.__name__: make for make in (*_HOT, *_OTHERS)}
 #: The whole path of the layer "hot", of the models that are hot or not.
-PATHS = {make.__name__: "hot" for make in (*_HOT_AND_ADVISED, *_HOT)}
-PATHS.update(nested="encoder/hot", cell="rnn/cell/hot")
+HOT = {make.__name__: "hot" for make in _HOT}
+HOT.update(nested="encoder/hot", cell="rnn/cell/hot")
 _ROWS_WANTED = {"state", "cell", "attention", "masked"}
 
 
