@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 #: package what the docstring of the `__init__` lists before it.
 ARROWS = """
 arguments presets plotting <- runtime <- gradients <- scales <-
-provenance <- optimizer | simulation | ranges <- compat <- monitor <- __init__ __main__
+provenance <- optimizer <- simulation | ranges | compat <- monitor <- __init__ __main__
 """
 #: Of each package or module, what it may import: all on the left of it.
 LEFT = {}

@@ -18,7 +18,7 @@ from lossscale.runtime import float16_weights
 ROOT = Path(lossscale.__file__).parent
 #: What others than the monitor warn of, by the file.
 OTHERS = {
-    "optimizer/files.py": [files._DO_NOT_FIT, "`weights` must be the"],
+    "optimizer/files.py": [files._DO_NOT_FIT, "`weights` must be the 5 values of"],
     "optimizer/keras3.py": [  # which only a process with Keras 3 can import
         "LossScaleOptimizer restored nothing from your checkpoint",
         files.NOT_BUILT,

@@ -12,10 +12,10 @@ In the order of its imports:
 * `step`: one step: prepare, check, reduce, adjust, apply or skip;
 * `engine`: `LossScaleEngine`, the loss scaling of one optimizer, of whatever framework.
   Nothing up to here asks which Keras it is;
+* `files`: what Keras's files and lists of weights hold of a wrapper;
 * `dialect`: what one Keras's optimizers are called, hold and save;
 * `wrappers`: which wrapper for which optimizer;
 * `keras_arguments`: the arguments, configs and states of Keras's own wrappers;
-* `files`: what Keras's files and lists of weights hold of a wrapper;
 * `base`: `LossScaleOptimizer`, what the wrappers for both Keras versions share: each
   holds an engine and a dialect;
 * `keras2`, `keras3`: the wrappers, with their dialects. Saved files name these two

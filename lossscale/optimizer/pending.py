@@ -19,7 +19,8 @@ Where two lists of gradients or two optimizers meet, five rules hold:
    `get_unscaled_gradients` is given is scaled, and what it returns is unscaled.
 2. A state belongs to one optimizer. What another one does, or `LossScale.scale` and
    `unscale`, moves it only while none of its own gradients wait to be applied, or if it
-   is known that the gradients are its own.
+   is known that the gradients are its own. While those of several wait,
+   `LossScale.unscale` moves no state, and the list that it returned is recognized.
 3. What a body (a branch, a loop, a function) returns has the kind that its operations
    make of what it was given, if nobody scales or unscales inside.
 4. An overflow that was seen waits until an apply has counted it. A counted one ends
