@@ -118,10 +118,11 @@ def gradients(dtype, rows):
     return [*dense, sparse]
 
 
-def stepper(family, dtype="float32", clips=False, loss_scale=None):
+def stepper(family, dtype="float32", clips=False, loss_scale=None, guard=None):
     """Returns an optimizer, its variables, and its step as a function of gradients."""
     loss_scale = loss_scale or lossscale.DynamicLossScale(8.0)
-    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
+    inner = family.optimizers.SGD(0.5)
+    optimizer = lossscale.LossScaleOptimizer(inner, loss_scale, guard=guard)
     variables = [
         variable_of(family, tf.ones(shape, dtype), dtype)
         for shape in ([100, 100], [16], [16], [16], [5, 8])
@@ -143,12 +144,17 @@ def stepper(family, dtype="float32", clips=False, loss_scale=None):
 
 @needs_cuda_build
 @pytest.mark.parametrize(
-    "policy",
-    [lossscale.DynamicLossScale, lossscale.HeadroomLossScale, lossscale.SpikeGuard],
+    ("policy", "guard"),
+    [
+        (lossscale.DynamicLossScale, None),
+        (lossscale.HeadroomLossScale, None),
+        (lossscale.DynamicLossScale, lossscale.SpikeGuard),
+    ],
 )
 @pytest.mark.parametrize("clips", [False, True])
-def test_only_the_branchs_predicate_goes_to_the_host(family, clips, policy):
-    _, _, step = stepper(family, clips=clips, loss_scale=policy())
+def test_only_the_branchs_predicate_goes_to_the_host(family, clips, policy, guard):
+    guard = guard and guard()
+    _, _, step = stepper(family, clips=clips, loss_scale=policy(), guard=guard)
     other, variables, _ = stepper(family)
 
     def bare(grads):

@@ -37,7 +37,7 @@ def programs(path):
 
 
 #: What differs from run to run: how long it took. Keras 2 puts it elsewhere.
-TIMES = r"( - )?\b\d+m?s(/step|/epoch)?\b"
+TIMES = r"( - )?\b\d+[mu]?s(/step|/epoch)?\b"
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 
 
