@@ -191,7 +191,8 @@ def loss_of(compute, m, shift=1.0, dtype="float32"):
 
 def sum_in_float16(y, x, m):
     apart = tf.cast(y - x, x.dtype if "wide loss" in m.said else tf.float16)
-    return tf.reduce_sum((apart * 3000) ** 2, -1, keepdims=True) / 9e6
+    # Not divided by a number that float16 does not hold: some graphs make 0 of that.
+    return tf.reduce_sum(tf.exp(apart * 0 + 10)) * 1e-6 * apart * apart
 
 
 def probability(m):
