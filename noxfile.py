@@ -233,6 +233,13 @@ for _name, _version in WEEKLY.items():
 _make_session("nightly", Version("3.13", ["tf-nightly-cpu"]), default=False)
 
 
+def _run_slow(session: nox.Session, tests: str, pins: List[str], extra: str) -> None:
+    """Runs the slow ones of some tests, beside what an extra names."""
+    _install(session, pins, "test", extra)
+    _leave_checkout(session)
+    session.run("pytest", "-q", "-n", "0", "-rs", "-m", "slow", tests)
+
+
 @nox.session(python="3.11", default=False, tags=["weekly"])
 def slow(session: nox.Session) -> None:
     """Runs the slow tests on the newest TensorFlow."""
@@ -244,18 +251,13 @@ def slow(session: nox.Session) -> None:
 @nox.session(python="3.13", default=False, tags=["weekly"])
 def browser(session: nox.Session) -> None:
     """Builds the pages, and looks at each in Chromium."""
-    _install(session, ["tensorflow-cpu"], "test", "docs")
-    _leave_checkout(session)
-    tests = "tests/test_browser.py"
-    session.run("pytest", "-n", "0", "-q", "-rs", "-m", "slow", tests)
+    _run_slow(session, "tests/test_browser.py", ["tensorflow-cpu"], "docs")
 
 
 @nox.session(python="3.11", default=False, tags=["weekly"])
 def clients(session: nox.Session) -> None:
     """Trains with other people's programs."""
-    _install(session, ["tensorflow-cpu", "tf_keras"], "test", "clients")
-    _leave_checkout(session)
-    session.run("pytest", "-q", "-n", "0", "-rs", "-m", "slow", "tests/clients")
+    _run_slow(session, "tests/clients", ["tensorflow-cpu", "tf_keras"], "clients")
 
 
 @nox.session(python="3.11", default=False, tags=["weekly"])
@@ -273,10 +275,8 @@ def trackers(session: nox.Session) -> None:
 @nox.session(python="3.11", default=False, tags=["weekly"])
 def originals(session: nox.Session) -> None:
     """Compares the presets with the systems that they are named after."""
-    _install(session, ["tensorflow-cpu"], "test", "reference")
-    _leave_checkout(session)
     tests = "tests/scales/test_originals.py"
-    session.run("pytest", "-q", "-n", "0", "-rs", "-m", "slow", tests)
+    _run_slow(session, tests, ["tensorflow-cpu"], "reference")
 
 
 @nox.session(python="3.11", default=False, tags=["weekly"])

@@ -32,7 +32,8 @@ def sharpness(run: Run) -> Texts:
         yield """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anything checks them. An infinite one makes \
-weights infinite, and no optimizer can undo that. docs/recipes.md has a step that \
+weights infinite, and no optimizer can undo that. \
+https://github.com/lossscale/lossscale/blob/main/docs/recipes.md has a step that \
 scales the loss, and restores the weights to the last bit."""
 
 

@@ -170,9 +170,9 @@ class LossScaleEngine(tf.Module):
             self._count_steps()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_none = name == "loss_scale" and not isinstance(value, LossScale)
+        is_no_scale = name == "loss_scale" and not isinstance(value, LossScale)
         is_set = name in vars(self) or callable(getattr(type(self), name, None))
-        if name in ARGUMENTS and (is_none or is_set):
+        if name in ARGUMENTS and (is_no_scale or is_set):
             refuse_attribute(name, value)
         super().__setattr__(name, value)
 
@@ -223,7 +223,7 @@ class LossScaleEngine(tf.Module):
             shown = '"skip"' if has_ignored else '"backoff"'
             raise ValueError(
                 f"`nonfinite_loss` must be {shown} as in the other optimizer that uses "
-                f"or has used this loss scale, got the other one. Write "
+                "or has used this loss scale, got the other one. Write "
                 f"nonfinite_loss={shown}, or pass a new loss scale."
             )
 

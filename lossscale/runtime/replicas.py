@@ -63,11 +63,12 @@ def train_apart() -> bool:
 
 def refuse_mesh(variables: Iterable[Variable]) -> None:
     """Raises if a variable lies on a mesh of DTensor, where counters would be wrong."""
-    if any(getattr(variable, "layout", None) is not None for variable in variables):
-        raise ValueError(
-            "`variables` must not lie on a DTensor mesh, got one that does. Use "
-            "tf.distribute, or Keras 2's own LossScaleOptimizer."
-        )
+    for variable in variables:
+        if getattr(variable, "layout", None) is not None:
+            raise ValueError(
+                "`variables` must not lie on a DTensor mesh, got one that does. Use "
+                "tf.distribute, or Keras 2's own LossScaleOptimizer."
+            )
 
 
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:

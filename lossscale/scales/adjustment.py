@@ -84,6 +84,8 @@ def adjust_to_step(
       grads: The gradients, for a subclass with its own `update`.
       shared: The `SharedStep` of a loss scale that several optimizers share, or None.
     """
+    if guard is None and shared is None and grads is None and rule_learns is True:
+        return Adjusted(*_learned(loss_scale, is_finite, largest, is_finite), True)
     is_usual: Flag = True
     values: Dict[str, Tensor] = {}
     old = State(guard)
@@ -111,9 +113,10 @@ def adjust_to_step(
 
     def count() -> Flag:
         bad = tf.constant(False)
-        given = bad, arithmetic.infinite_unless(bad)
+        of_bad_step = bad, arithmetic.infinite_unless(bad)
+        only_count = partial(_change, loss_scale, False)
         with sharing():
-            op, _ = replicas.merge_call(partial(_change, loss_scale, False), *given)
+            op, _ = replicas.merge_call(only_count, *of_bad_step)
         return flag_after(op, applies)
 
     def leave_out() -> Flag:
@@ -121,22 +124,21 @@ def adjust_to_step(
         noted = last is not None and last.assign(judged, read_value=False)
         return flag_after(noted, False)
 
-    is_heard = is_usual  # by the loss scale
+    is_counted = is_usual  # by the loss scale
     if is_usual is not True:
-        is_heard = tf.logical_or(tf.logical_not(applies), is_usual)
-    learns = both(rule_learns, is_heard)
+        is_counted = tf.logical_or(tf.logical_not(applies), is_usual)
+
+    def learn_nothing() -> Flag:
+        if rule_learns is True:
+            return leave_out()
+        return either(is_counted, count, leave_out, True)
+
+    learns = both(rule_learns, is_counted)
     if shared is not None:  # a session's branches wait for nothing else outside
         with tf.control_dependencies(shared.read):
             learns = tf.identity(learns)
     should_apply = either(
-        learns,
-        lambda: flag_after(*learn()),
-        lambda: (
-            leave_out()
-            if rule_learns is True
-            else either(is_heard, count, leave_out, True)
-        ),
-        is_small=grads is None,
+        learns, lambda: flag_after(*learn()), learn_nothing, is_small=grads is None
     )
     # Nothing of the guard changes if the rule raises an error.
     with tf.control_dependencies([should_apply]):
