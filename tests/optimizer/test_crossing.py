@@ -1,7 +1,7 @@
 """What another kind of optimizer saved, ours goes on from; and the other way round.
 
 All runs are finite and all scales are powers of two, so that an optimizer without loss
-scaling comes to the same bits.
+scaling comes to the same bits. Old versions restore old files in test_golden.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from limits import skip_without
 from models import assert_same, checkpoint_of, training_state
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
-
-#: Old versions restore old files in test_golden.py.
-pytestmark = pytest.mark.slow
 
 
 def own(family):
@@ -64,6 +61,7 @@ def end(family):
     return training_state(model)
 
 
+@pytest.mark.slow
 @pytest.mark.peer_defect(11)
 def test_a_checkpoint(family, end, tmp_path):
     path = str(tmp_path / "checkpoint")

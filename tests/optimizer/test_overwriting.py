@@ -15,7 +15,6 @@ keras = keras_versions.keras3()
 if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePolicy"):
     pytest.skip("no Keras 3, or one without float8", allow_module_level=True)
 
-pytestmark = pytest.mark.slow
 S = 2.0**10
 INF = float("inf")
 FLOAT8 = "float8_from_mixed_float16"
@@ -68,6 +67,7 @@ def fitted(optimizer, xy, use_bias=True):
     return model
 
 
+@pytest.mark.slow
 @AS_KERAS_OWN
 def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy):
     scale = DynamicLossScale(S, increment_period=2)
@@ -84,6 +84,7 @@ def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy):
     assert all(np.isfinite(each).all() for each in state(ours))
 
 
+@pytest.mark.slow
 def test_an_infinity_that_only_a_history_shows_is_a_skipped_step(xy):
     # Too large for float16. What is bounded stays so, times inputs as small as these.
     bad = xy[0] * 1e-3, xy[1] * 1e30
@@ -144,8 +145,13 @@ def pair():
     return optimizer, [weight, held]
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize("value", [INF, float("nan")])
+@pytest.mark.parametrize(
+    "mode",
+    ["graph", *(pytest.param(m, marks=pytest.mark.slow) for m in ("eager", "xla"))],
+)
+@pytest.mark.parametrize(
+    "value", [INF, pytest.param(float("nan"), marks=pytest.mark.slow)]
+)
 def test_a_new_value_that_is_not_finite_is_not_assigned(pair, mode, value):
     optimizer, variables = pair
 

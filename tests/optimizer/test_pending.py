@@ -22,7 +22,7 @@ from exact import (
 )
 from models import compiled
 
-from lossscale import DynamicLossScale, FixedLossScale
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleEngine
 from lossscale.runtime import replicas
 
 INF = float("inf")
@@ -548,6 +548,26 @@ def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path)
     (message,) = told
     assert "The loss was never scaled" in message
     assert again.subtracted() == (0.5 if way == "unscaled" else 0.5 * S)
+
+
+def test_a_session_divides_what_is_of_unknown_origin_by_what_multiplied_the_loss():
+    """It has no state of the step. S has moved when the gradients are applied."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        scale = DynamicLossScale(S)
+        engine = LossScaleEngine(scale)
+        weight, held = tf.Variable(START), tf.Variable(0.0)
+        scaled_loss = engine.scale_loss(tf.constant(0.5))
+        with tf.control_dependencies([held.assign(scaled_loss, read_value=False)]):
+            moved = scale.current_loss_scale.assign(4.0 * S, read_value=False)
+        with tf.control_dependencies([moved]):
+            grads = [held.read_value()]
+            done = engine.apply(
+                grads, [weight], lambda grads, _: weight.assign_sub(grads[0])
+            )
+        session.run(v1.global_variables_initializer())
+        session.run(done)
+        assert session.run(weight) == START - 0.5
 
 
 def test_parameter_servers_refuse_gradients_of_unknown_origin(family, monkeypatch):

@@ -133,6 +133,8 @@ def test_config_copy_and_checkpoint(make, tmp_path):
                 its.numpy(), (new if is_new else mine).numpy()
             )
     LossScaleEngine("dynamic", guard=copied)  # it belongs to nobody
+    made = LossScaleEngine("dynamic", guard=lossscale.serialize(SpikeGuard(window=4)))
+    assert made.guard.window == 4
     variable = guard.variables[0]
     name = next(n for n, v in vars(guard).items() if v is variable)
     with pytest.raises(AttributeError, match=rf"Write guard\.{name}\.assign\("):
