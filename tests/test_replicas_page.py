@@ -132,4 +132,6 @@ def test_the_program_of_parameter_servers_runs(tmp_path, family):
         pytest.skip("impossible, see impossible.py: Keras 2 refuses the strategy")
     strategy, jobs = "ParameterServerStrategy", ("worker", "worker", "ps", "chief")
     (printed,) = printed_by(tmp_path, strategy, *jobs, last=1)
-    assert printed.split() == ["32768.0", "8"]
+    scale, loss = map(float, printed.split())
+    assert scale == 2.0**15
+    assert loss < 0.5  # 1.0 before; a worker that reads early may undo little of it
