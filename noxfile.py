@@ -135,6 +135,7 @@ HEART = {
         "tests/scales/test_dynamic.py",
         "tests/scales/test_reference.py",
         "tests/test_bad_input.py",
+        "tests/test_public_api.py",
     ),
     "lossscale/optimizer/reduction.py": (
         "tests/optimizer/test_reduction.py",
@@ -290,6 +291,7 @@ def mutants(session: nox.Session) -> None:
     _leave_checkout(session, "lossscale")
     chosen = session.posargs or list(HEART)
     env = {"PYTHONPATH": os.getcwd(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    unseen = []
     for number, file in enumerate(chosen):
         tests = " ".join(HEART[file])
         config, found = Path(f"mutants{number}.toml"), f"mutants{number}.sqlite"
@@ -301,8 +303,12 @@ def mutants(session: nox.Session) -> None:
         session.run("cosmic-ray", "baseline", str(config), env=env)
         session.run("cosmic-ray", "exec", str(config), found, env=env)
         session.run("cr-report", "--surviving-only", "--show-diff", found)
-        # A change that makes no difference lives: one in five may.
-        session.run("cr-rate", "--fail-over", "20", found)
+        # A change that makes no difference lives: one in four may.
+        rate = session.run("cr-rate", found, silent=True)
+        if float(str(rate).split()[-1]) > 25.0:
+            unseen.append(file)
+    if unseen:
+        session.error(f"the tests saw too few of the changes: {', '.join(unseen)}")
 
 
 def _keep_some(path: str, count: int) -> None:
