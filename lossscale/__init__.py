@@ -16,11 +16,7 @@ from lossscale.compat.managers import (
 )
 from lossscale.gradients.check import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
-from lossscale.optimizer import (
-    LossScaleEngine,
-    LossScaleOptimizer,
-    LossScaleWarning,
-)
+from lossscale.optimizer import LossScaleEngine, LossScaleOptimizer, LossScaleWarning
 from lossscale.ranges.forward import ForwardRanges, forward_ranges
 from lossscale.ranges.gradient_report import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite

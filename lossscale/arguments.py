@@ -34,7 +34,7 @@ class Declared:
     _ARGUMENTS = Declared(period=count, ceiling=or_none(loss_scale))
 
     def __init__(self, period: int = 2000, ceiling: Optional[float] = None) -> None:
-        _ARGUMENTS.keep(self, period=period, ceiling=ceiling)  # first of all
+        _ARGUMENTS.keep(self, locals())  # first of all
     ```
     """
 
@@ -42,8 +42,8 @@ class Declared:
         self._newer = newer
         self.checks = checks
 
-    def keep(self, owner: object, **values: Any) -> None:
-        """Checks the arguments, and makes each an attribute of `owner`."""
+    def keep(self, owner: object, values: Mapping[str, Any]) -> None:
+        """Checks the arguments in `values`, and makes each an attribute of `owner`."""
         for name, check in self.checks.items():
             setattr(owner, name, check(name, values[name]))
 
@@ -207,12 +207,13 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     return value
 
 
-def within_bounds(values: Mapping[str, Any], name: str = "initial_loss_scale") -> None:
-    """Raises unless an argument is between `min_loss_scale` and `max_loss_scale`.
+def within_bounds(values: Mapping[str, Any]) -> None:
+    """Raises unless the first loss scale is between the floor and the ceiling.
 
     A `max_loss_scale` of None is no bound.
     """
-    for low_name, high_name in (("min_loss_scale", name), (name, "max_loss_scale")):
+    names = ("min_loss_scale", "initial_loss_scale", "max_loss_scale")
+    for low_name, high_name in zip(names, names[1:]):
         low, high = values[low_name], values[high_name]
         if high is not None and low > high:
             raise ValueError(

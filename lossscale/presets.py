@@ -257,21 +257,18 @@ def preset_name(argument: str, name: str) -> str:
     return name
 
 
-def preset_arguments(
-    name: str, overrides: Mapping[str, Any], call: str = ""
-) -> Dict[str, Any]:
-    """Returns a preset's arguments with `overrides`. `call` is shown in the error."""
+def preset_arguments(name: str, overrides: Mapping[str, Any]) -> Dict[str, Any]:
+    """Returns a preset's arguments with `overrides`."""
     if not isinstance(name, str):
         raise TypeError(
             f"`name` must be the name of a preset, got {arguments.shown(name)}."
         )
     preset = PRESETS[preset_name("name", name)]
-    call = call or f"DynamicLossScale.from_preset({name!r}"
     for argument in preset.asks_for:
         if argument not in overrides:
-            listed = ", ".join(f"{argument}=..." for argument in preset.asks_for)
+            listed = ", ".join([repr(name), *(f"{n}=..." for n in preset.asks_for)])
             raise TypeError(
                 f"`{argument}` must be given with the preset {name!r}, which has no "
-                f"default for it. Write {call}, {listed})."
+                f"default for it. Write DynamicLossScale.from_preset({listed})."
             )
     return {**preset.arguments, **overrides}

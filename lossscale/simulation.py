@@ -183,13 +183,9 @@ def simulate(
     loss_scale = serialization.get_checked(loss_scale, guard)
     has_flags, has_limit = is_finite is not None, limit is not None
     if has_flags == has_limit and (has_flags or largest is None):
+        got = "both. Leave out one." if has_flags else "neither, nor `largest` alone."
         raise TypeError(
-            "`is_finite` or `limit` must be given, but not both, got "
-            + (
-                "both. Leave out one."
-                if has_flags
-                else "neither. `largest` alone is enough, too."
-            )
+            f"`is_finite` or `limit` must be given, but not both, got {got}"
         )
     if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
@@ -197,12 +193,6 @@ def simulate(
             "a graph or a strategy. Call it before or after training."
         )
     arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
-    if guard is not None and not loss_scale.checks_gradients:
-        raise ValueError(
-            "`loss_scale` must be one that checks gradients with a guard, got a "
-            f"{type(loss_scale).__name__} that checks none. Write "
-            "FixedLossScale(..., skip_nonfinite=True), or the number alone."
-        )
     if largest is not None:
         largest = _per_step("largest", largest, np.float32)
         refused = largest[~(largest >= 0)]

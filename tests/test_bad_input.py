@@ -126,7 +126,8 @@ resetting = with_argument(DynamicLossScale, "hysteresis_reset")
 skipping = with_argument(FixedLossScale, "skip_nonfinite")
 manager_from = with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale")
 CONFIGS = [{}, {"class_name": 3}, {"config": {}}]
-OTHER_CONFIGS = [8, [], "8", {}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
+OTHER_CONFIGS = [8, [], "8"]
+OTHER_ARGUMENTS = [{}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
 #: Error, the argument that it names, values of it, and what is called with each.
 VALUES = [
     (TypeError, "hysteresis_reset", ["good", None, 3, {"good": 1}], resetting),
@@ -151,6 +152,12 @@ VALUES = [
 def test_other_values_that_are_refused(error, name, values, call):
     for value in values:
         refuses(error, name, value, call)
+
+
+@pytest.mark.parametrize("settings", OTHER_ARGUMENTS)
+def test_a_config_with_other_arguments_is_refused_by_the_class(settings):
+    with pytest.raises(TypeError, match=r"argument|keyword"):
+        lossscale.get({"class_name": "FixedLossScale", "config": settings})
 
 
 TOO_LONG = 10**5000  # from some security release on, its repr raises an error, too

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.arithmetic import widened
-from lossscale.optimizer.engine import EngineOfWrapper, Host
+from lossscale.optimizer.engine import EngineOfWrapper
+from lossscale.optimizer.pending import Host
 from lossscale.optimizer.wrappers import refuse_own_accumulation
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Op

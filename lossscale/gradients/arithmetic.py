@@ -8,15 +8,7 @@ import tensorflow as tf
 
 from lossscale.gradients.check import all_finite, floating_values, in_order, pack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import (
-    Divisors,
-    Flag,
-    Grad,
-    Grads,
-    PerGradient,
-    Scalar,
-    Tensor,
-)
+from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
 
 _DIVIDED_IN_FLOAT32 = (tf.float16, tf.bfloat16, tf.float32)
 
@@ -39,11 +31,9 @@ def widened(tensor: Tensor) -> Any:
 
 
 def divide(grads: Any, divisor: Scalar) -> Any:
-    """Returns the nest `grads` divided by a `float32` scalar.
+    """Returns the nest `grads` divided by a `float32` scalar, in float32 or wider.
 
-    Each gradient keeps its dtype and sparsity, and None stays None. Tensors that are
-    not floating are returned unchanged. float16 gradients are divided in float32, where
-    a divisor of 2**16 is finite; in float16 it is not.
+    Each gradient keeps its dtype and sparsity. What is not floating is unchanged.
     """
     by_product = mode.current().by_xla and not mode.current().joins_factors
     first, second = _reciprocals(divisor) if by_product else (None, None)
@@ -103,9 +93,8 @@ def _reciprocals(divisor: Scalar) -> Tuple[Scalar, Scalar]:
 def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scalar:
     """Returns the greatest magnitude of gradients after their division.
 
-    It divides only the greatest: rounding keeps the order of the quotients. It is 0
-    without gradients, and any number if one is not finite. Without `divisors` all are
-    unscaled.
+    It divides only the greatest: rounding keeps the order of the quotients. It is any
+    number if a gradient is not finite. Without `divisors` all are unscaled.
     """
     of_divisor: Dict[int, Tuple[Any, List[Any]]] = {}
     for grad, divisor in zip(grads, divisors or [None] * len(grads)):
@@ -120,7 +109,7 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scal
     return tf.reduce_max(tf.stack(quotients))
 
 
-def largest_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
+def largest_of_each(packed: Grads, groups: List[List[int]]) -> Tensor:
     """Returns the greatest magnitude of each finite gradient, packed or not."""
     of_groups = []
     for grad, group in zip(packed, groups):

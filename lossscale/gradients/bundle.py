@@ -4,8 +4,7 @@ Gradients are checked when they are unscaled (`unscale_and_check`) and before th
 applied (`check_as_applied`), since a program may change them in between.
 
 An optimizer sums the duplicate rows of a sparse gradient only when it applies them. In
-float16 each value may be finite, but not their sum, so the check before the apply
-covers the sums, too. In wider dtypes they overflow only for gradients of 1e38.
+float16 each value may be finite, but not their sum: the second check covers the sums.
 """
 
 from __future__ import annotations
@@ -15,29 +14,11 @@ from typing import Any, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.gradients import check as checks
 from lossscale.gradients.arithmetic import largest_magnitude
-from lossscale.gradients.check import (
-    NO_CHECK,
-    Check,
-    each_is_finite,
-    floating_values,
-    greater,
-    in_this_graph,
-    pack,
-    sum_is_finite,
-    unpack,
-    worst_of_each,
-)
+from lossscale.gradients.check import NO_CHECK, Check, floating_values
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import (
-    Divisors,
-    Flag,
-    Grad,
-    Grads,
-    PerGradient,
-    Scalar,
-    Tensor,
-)
+from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
 from lossscale.runtime.graphs import is_nested
 
 
@@ -96,14 +77,11 @@ class Bundle:
         return list({id(by): by for grad, by in pairs if grad is not None}.values())
 
     def packed(self) -> Bundle:
-        """Returns the bundle with small gradients packed, if it has one divisor.
-
-        Nor are they packed if some are measured and others are not.
-        """
+        """Packs small gradients, if all are divided and measured alike."""
         distinct = self.distinct_divisors()
         if len(distinct) > 1 or len({*self.is_measured}) > 1:
             return self
-        grads, groups = pack(self.grads)
+        grads, groups = checks.pack(self.grads)
         divisors = (distinct or [None]) * len(grads)
         return self.but(grads=grads, groups=groups, divisors=divisors)
 
@@ -117,14 +95,14 @@ class Bundle:
         else:
             # A division in a branch makes tensors of the branch's graph.
             grads = [
-                in_this_graph(grad) if by is None else unscale_by(grad, by)
+                checks.in_this_graph(grad) if by is None else unscale_by(grad, by)
                 for grad, by in zip(self.grads, self.divisors)
             ]
         return self.but(grads=grads, divisors=[None] * len(grads))
 
     def unscaled_gradients(self) -> Grads:
         """Returns the true gradients: divided, and unpacked."""
-        return unpack(self.divided().grads, self.groups)
+        return checks.unpack(self.divided().grads, self.groups)
 
     def largest(self) -> Scalar:
         """Returns the quotients' greatest magnitude, at most float32's maximum."""
@@ -132,7 +110,7 @@ class Bundle:
 
     def has_bad_loss(self) -> Flag:
         """Tells whether a loss was not finite before it was scaled."""
-        return tf.logical_not(each_is_finite(floating_values(self.losses)))
+        return tf.logical_not(checks.each_is_finite(floating_values(self.losses)))
 
 
 def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
@@ -172,19 +150,19 @@ def check_of_quotients(
     def exact_check() -> Flag:
         grads = bundle.divided().grads
         added = sums_of_rows(grads) if with_sums else []
-        return each_is_finite(floating_values([*grads, *added]))
+        return checks.each_is_finite(floating_values([*grads, *added]))
 
-    def worst() -> PerGradient:
+    def worst() -> Tensor:
         grads = bundle.divided().grads
-        numbers = worst_of_each(grads, bundle.groups)
+        numbers = checks.worst_of_each(grads, bundle.groups)
         if with_sums:
-            numbers += worst_of_each(sums_of_rows(grads), bundle.groups)
+            numbers += checks.worst_of_each(sums_of_rows(grads), bundle.groups)
         return numbers
 
     if mode.current().looks_at_once and not with_sums:
         return Check(exact_check(), None, worst)
     if quick is None:
-        quick = sum_is_finite(floating_values(bundle.grads))
+        quick = checks.sum_is_finite(floating_values(bundle.grads))
         for divisor in bundle.distinct_divisors():
             if divisor is not None:
                 quick = tf.logical_and(divisor >= 1.0, quick)
@@ -196,8 +174,7 @@ def check_of_quotients(
 def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    In the result the flag `quick` is exact. The argument `quick` is as in
-    `check_of_quotients`.
+    In the result `quick` is exact. The argument is that of `check_of_quotients`.
     """
     check = bundle.check
     if not bundle.is_checked:
@@ -218,7 +195,7 @@ def largest_before_clipping(bundle: Bundle) -> Scalar:
     others = [None if is_m else g for is_m, g in zip(measured, bundle.grads)]
     if all(grad is None for grad in others):
         return largest
-    return greater(largest, bundle.but(grads=others).largest())
+    return checks.greater(largest, bundle.but(grads=others).largest())
 
 
 def as_they_are(grads: Grads) -> List[Any]:
@@ -238,8 +215,8 @@ def may_have_duplicates(grad: Grad) -> bool:
 def row_sums_stay_finite(bundle: Bundle, terms: int = 1) -> Flag:
     """Tells whether the sums of duplicate rows are surely finite. Reads the rows once.
 
-    They are finite if the magnitudes of all rows, duplicate or not, have a finite sum.
-    False proves nothing. `terms` is how many gradients of this size will be added.
+    They are if the magnitudes of all rows, duplicate or not, have a finite sum. False
+    proves nothing. `terms` is how many gradients of this size will be added.
     """
     proofs = []
     for grad, divisor in zip(bundle.grads, bundle.divisors):
@@ -278,10 +255,7 @@ def _sums(grad: Grad) -> Tensor:
 
 
 def magnitudes_of_rows(grad: Grad) -> Tensor:
-    """Returns the sums of duplicate rows' magnitudes, as a dense tensor in its dtype.
-
-    The gradient's `dense_shape` must say how many rows there are.
-    """
+    """Returns the sums of duplicate rows' magnitudes, dense, in the same dtype."""
     wide = tf.abs(tf.cast(grad.values, tf.float32))
     total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])
     return tf.cast(total, grad.values.dtype)

@@ -22,8 +22,7 @@ from lossscale.runtime.aliases import Flag, Grad, Grads, PerGradient, Scalar, Te
 from lossscale.runtime.control import either
 from lossscale.runtime.graphs import current_graph, do_not_convert, graph_of
 
-#: Gradients with more elements are not packed: a copy takes longer than the kernels
-#: that it saves (`benchmarks/packing.py`).
+#: Gradients with more elements are not packed: a copy takes longer than it saves.
 SMALL = 4096
 #: The dtypes of which a quick check looks at each element: not under XLA, under XLA.
 _CHECKED_EACH = {False: (tf.float16,), True: (tf.float16, tf.bfloat16)}
@@ -76,9 +75,7 @@ class Check(NamedTuple):
         """Returns this check of `count` gradients, but does not hold them in memory.
 
         The exact check runs now, in a branch of its own. Otherwise the gradients would
-        stay in memory until the step is decided, beside those that were clipped. A
-        check without an exact check is returned as it is: its worst numbers may still
-        need the gradients.
+        stay in memory until the step is decided, beside those that were clipped.
         """
         if self.exact_check is None:
             return self
@@ -163,9 +160,8 @@ def checked(grads: Any) -> Check:
 def sum_is_finite(values: List[Tensor]) -> Flag:
     """Tells whether the sum of all elements is finite, which proves that each is.
 
-    In float16 it checks each element instead, which takes less time: float16 ends at
-    65504, so a sum of scaled gradients is seldom finite. It does the same in bfloat16
-    under XLA, where a sum takes longer than the check.
+    In float16 it checks each element instead: float16 ends at 65504, so a sum of scaled
+    gradients is seldom finite. Under XLA a sum in bfloat16 takes longer than the check.
     """
     narrow = _CHECKED_EACH[mode.current().by_xla]
     looked_at = [value for value in values if value.dtype in narrow]
@@ -179,25 +175,24 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
 
 def each_is_finite(values: List[Tensor]) -> Any:
     """Tells whether each element is finite, by a check of each."""
-    packed, _ = pack(values)
-    flags = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
-    return all_true(flags)
+    packed = pack(values)[0]
+    return all_true([tf.reduce_all(tf.math.is_finite(as_stored(v))) for v in packed])
 
 
 @do_not_convert
 def sum_stays_finite(grads: Any, terms: int) -> Any:
     """Tells whether a sum of `terms` such gradients surely does not overflow.
 
-    No sum overflows if no element is larger than the dtype's maximum divided by
-    `terms`. The Euclidean norm bounds the largest element and costs one read of memory.
-    True also proves that the gradients are finite; False proves nothing.
+    It does not if no element is larger than the dtype's maximum divided by `terms`. The
+    Euclidean norm bounds the largest element and costs one read of memory. True also
+    proves that the gradients are finite; False proves nothing.
     """
     checks = []
     for value in floating_values(grads):
         # Half of the range is left for the rounding of the norm and of the sum.
         limit = float(value.dtype.max) / (2 * terms)
-        # In float16 squares overflow from 256 on, so they are taken in float32. If a
-        # square overflows there, the norm is infinite and the answer False.
+        # In float16 squares overflow from 256 on. If one overflows in float32, the norm
+        # is infinite and the answer False.
         wide = value if value.dtype == tf.float64 else tf.cast(value, tf.float32)
         norm = tf.sqrt(2 * tf.nn.l2_loss(wide))
         checks.append(norm <= tf.constant(limit, norm.dtype))
@@ -298,10 +293,7 @@ def _worst_of_packed(grad: Grad, size: int) -> PerGradient:
 
 
 def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
-    """Stacks small gradients of equal shape and dtype.
-
-    Only small dense floating-point tensors of known shape are stacked. All others stay
-    as they are, and under XLA all gradients do.
+    """Stacks small dense floating-point gradients of equal shape and dtype.
 
     Returns:
       packed: A list of gradients, not longer than `grads`.

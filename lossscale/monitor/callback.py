@@ -87,16 +87,7 @@ class LossScaleMonitor(_Callback):
         for name in others:
             near = arguments.did_you_mean(name, _ARGUMENTS.checks)
             raise TypeError(f"`LossScaleMonitor` takes no argument {name!r}.{near}")
-        _ARGUMENTS.keep(
-            self,
-            patience=patience,
-            on_stall=on_stall,
-            every=every,
-            verbose=verbose,
-            check_underflow=check_underflow,
-            restore_statistics=restore_statistics,
-            optimizers=optimizers,
-        )
+        _ARGUMENTS.keep(self, locals())
         super().__init__()
         # Before a method that is overridden, Keras 3 reads all metrics from the device.
         if self.every:

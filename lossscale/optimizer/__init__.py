@@ -4,8 +4,7 @@ This package knows loss scales, gradients and replicas, but not how a loss scale
 In the order of its imports:
 
 * `uses`: what becomes of one loss scale, for all optimizers that share it;
-* `pending`: is a division pending, and what divides each gradient? The last call of
-  ours, on the device: none, one that scaled or one that unscaled;
+* `pending`: is a division pending, and what divides each gradient?
 * `record`: why the last steps were skipped: not finite, a bad loss, or a spike;
 * `reduction`: one flag of one replica or several, and sums of gradients in float16;
 * `sharing`: one step of several optimizers that share a loss scale;

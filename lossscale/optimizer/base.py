@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 from lossscale import arguments
 from lossscale.optimizer import engine as engines
 from lossscale.optimizer import files, keras_arguments, wrappers
-from lossscale.optimizer.dialect import Dialect, InnerSum, answered
+from lossscale.optimizer.dialect import MARK, Dialect, InnerSum, answered
 from lossscale.optimizer.engine import ARGUMENTS, refuse_attribute
+from lossscale.optimizer.pending import Host
 from lossscale.optimizer.record import NonfiniteGradient, Spike
-from lossscale.runtime import mode
+from lossscale.runtime import keras_versions, mode
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
@@ -137,7 +138,7 @@ class LossScaleOptimizer:
         # No partial: `copy` would copy the optimizer in it once more, and fail.
         count = lambda: dialect.applied_steps(inner_optimizer)  # noqa: E731
         engine = engines.EngineOfWrapper(
-            engines.Host(count, unscales_in_apply=dialect.unscales_in_apply),
+            Host(count, unscales_in_apply=dialect.unscales_in_apply),
             ours["loss_scale"],
             guard=guard,
             communication_dtype=communication_dtype,
@@ -151,12 +152,17 @@ class LossScaleOptimizer:
         self.__dict__.update(_engine=engine, _given_name=name)
         self.__dict__.update(_loss_scale=engine.loss_scale)
         self._take_inner()
+        self._show_variables()
+
+    def _show_variables(self) -> None:
+        """Shows its variables to this Keras, when it is made."""
 
     def _take_inner(self) -> None:
         """Marks the inner optimizer as wrapped, and tracks what checkpoints hold."""
-        engine = self._engine
-        sums = engine.communication_dtype is not None
-        inner_sum = self._dialect.take(self.inner_optimizer, sums)
+        engine, inner = self._engine, self.inner_optimizer
+        setattr(inner, MARK, True)
+        leaves_out = engine.communication_dtype is not None
+        inner_sum = InnerSum(inner, self._dialect.summing_methods[-1], leaves_out)
         self.__dict__.update(_inner_sum=inner_sum)
         tracked = {"loss_scale": engine.loss_scale, "faults": engine.record}
         tracked.update({} if engine.guard is None else {"guard": engine.guard})
@@ -392,7 +398,13 @@ class LossScaleOptimizer:
           ValueError: Its loss scale has become zero or infinite, as Keras 3's can.
           RuntimeError: You called it in a graph, which cannot read the state.
         """
-        wrappers.check_keras_own(optimizer)
+        is_ours = not wrappers.is_open(type(optimizer))
+        if is_ours or not keras_versions.is_own_wrapper(optimizer):
+            raise TypeError(
+                "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+                f"{arguments.shown(optimizer)}. Use one of lossscale's as it is. Wrap "
+                "any other optimizer: lossscale.LossScaleOptimizer(optimizer)."
+            )
         loss_scale = keras_arguments.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._dialect.release(inner)
@@ -455,9 +467,10 @@ class LossScaleOptimizer:
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the constructor's arguments as a dict that JSON can hold."""
+        optimizers = self._dialect.keras.optimizers
         config = {
             "name": self.name,
-            "inner_optimizer": self._dialect.serialize(self.inner_optimizer),
+            "inner_optimizer": optimizers.serialize(self.inner_optimizer),
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._engine._options(),
         }

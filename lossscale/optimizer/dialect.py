@@ -50,17 +50,9 @@ class Dialect(abc.ABC):
     def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
         """Returns a new optimizer."""
 
-    def serialize(self, inner: Any) -> Any:
-        return self.keras.optimizers.serialize(inner)
-
     def applied_steps(self, inner: Any) -> Any:
         """Returns an optimizer's count of the steps that it took, a variable."""
         return inner.iterations
-
-    def take(self, inner: Any, leaves_out_sum: bool) -> InnerSum:
-        """Marks an optimizer as wrapped, and may leave out its sum over replicas."""
-        setattr(inner, MARK, True)
-        return InnerSum(inner, self.summing_methods[-1], leaves_out_sum)
 
     def release(self, inner: Any) -> None:
         """Removes what a wrapper left on an optimizer. A copy of that has it, too."""
@@ -76,21 +68,16 @@ class Dialect(abc.ABC):
         steps = next(filter(None, (getattr(p, name, 0) for p in parts(inner))), None)
         if "horovod" in {cls.__module__.split(".")[0] for cls in type(inner).__mro__}:
             way = (
-                "sums them with Horovod. Leave out `communication_dtype`, and let "
-                "Horovod compress the gradients: "
+                "sums them with Horovod. Leave out `communication_dtype`, and write "
                 "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
             )
         elif steps:
             way = (
-                f"has {name}={steps!r}: Keras sums accumulated "
-                "gradients within its own update. Set it to None and accumulate in "
-                "your loop, or leave out `communication_dtype`"
+                f"has {name}={steps!r}: Keras sums within its own update. Set it to "
+                "None and accumulate in your loop, or leave out `communication_dtype`"
             )
         elif self.has_own_sum(inner):
-            way = (
-                "sums them by a method or an argument of its own. Leave out "
-                "`communication_dtype`"
-            )
+            way = "sums by its own method or argument. Leave out `communication_dtype`"
         else:
             return
         raise ValueError(
@@ -111,8 +98,7 @@ class InnerSum:
     """The sum over replicas of an inner optimizer, which the wrapper may leave out.
 
     No argument turns it off in every optimizer: Keras 3 has none, and an optimizer of
-    Keras 2 may ignore it. So the method that sums is replaced on the object, and on the
-    parts of a `MultiOptimizer`.
+    Keras 2 may ignore it. So the method that sums is replaced on the object.
     """
 
     def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
@@ -129,8 +115,7 @@ class InnerSum:
     def left_out(self, grads: Grads) -> Iterator[None]:
         """Leaves out the sum of what the optimizer applies within.
 
-        Raises if it did not call the method for each gradient: it may have summed them
-        a second time.
+        Raises if the method was not called for each: it may have summed them again.
         """
         if not self._is_left_out or replicas.count() == 1:
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
@@ -10,17 +9,9 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import NO_CHECK, Check, dense_part
-from lossscale.optimizer.pending import PendingDivision
+from lossscale.optimizer import reduction as reductions
+from lossscale.optimizer.pending import Host, PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
-from lossscale.optimizer.reduction import (
-    EqualReplicas,
-    Reduction,
-    SeveralReplicas,
-    Workers,
-    refuse_dtype,
-    refuse_own_losses,
-    summed,
-)
 from lossscale.optimizer.step import Step
 from lossscale.optimizer.uses import Uses
 from lossscale.runtime import keras_versions, mode, replicas
@@ -37,6 +28,8 @@ its losses up, scale_loss(sum(losses.values())), or scale each: \
 {{name: scale_loss(each) for name, each in losses.items()}}."""
 
 
+#: A loss scale with one of these methods of its own may take a dict.
+_SCALES_ITSELF = {"scale", "scale_by"}
 #: Arguments that no attribute changes: steps are made for what they were at first.
 ARGUMENTS = ("loss_scale", "guard", "communication_dtype", "nonfinite_loss")
 
@@ -53,26 +46,6 @@ def refuse_attribute(name: str, value: Any) -> None:
         f"attribute. Write {name}={given} there, in a subclass "
         f"super().__init__(..., {name}={given}){instead}."
     )
-
-
-@dataclass(frozen=True)
-class Host:
-    """What a wrapper that holds an engine does itself, or its inner optimizer.
-
-    Attributes:
-      applied_steps: Returns the variable of the number of applied steps. None: there is
-        none, and no record.
-      unscales_in_apply: Whether `apply` divides gradients if it is not known whether
-        anybody has scaled or unscaled them: Keras 3's own wrapper does, Keras 2's does
-        not.
-      unscales_itself: Whether the code that computes the gradients calls `unscale` for
-        all of them, as in TensorFlow 1. Then `apply` divides none that may be unscaled,
-        never warns, and counts each step, also if the loss scale is shared.
-    """
-
-    applied_steps: Optional[Callable[[], Any]] = None
-    unscales_in_apply: bool = True
-    unscales_itself: bool = False
 
 
 class LossScaleEngine(tf.Module):
@@ -135,11 +108,11 @@ class LossScaleEngine(tf.Module):
         check = arguments.or_none(arguments.choice, allowed=("float16", "bfloat16"))
         self.communication_dtype: Optional[str] = check("communication_dtype", dtype)
         if self.communication_dtype is not None:
-            refuse_dtype(self.communication_dtype)
+            reductions.refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
         if gather is not None:
-            Workers(gather)  # raises if it cannot be
+            reductions.Workers(gather)  # raises if it cannot be
         self.gather = gather
         replicas.refuse_tpu()
         #: Its attribute is its key in checkpoints.
@@ -150,15 +123,11 @@ class LossScaleEngine(tf.Module):
             self.guard._claim(self)
             self.loss_scale.keep_largest()
         host = self._host or Host(applied_steps=lambda: self._counted)
-        self.division = PendingDivision(
-            self.loss_scale,
-            unscales_in_apply=host.unscales_in_apply,
-            unscales_itself=host.unscales_itself,
-        )
+        self.division = PendingDivision(self.loss_scale, host)
         self.__dict__.update(_applied_steps=host.applied_steps)
-        #: Why steps were skipped. The object that a SavedModel of a training step holds
-        #: must track it, since the step needs its variables.
-        self.record = Record(host.applied_steps)
+        is_recorded = self.loss_scale.checks_gradients
+        #: Why steps were skipped. What a SavedModel of a step holds must track it.
+        self.record = Record(host.applied_steps if is_recorded else None, self.guard)
         self.record.kept.update(self.division.variables())
         #: Which bad losses the loss scale ignores. None: it ignores none.
         self.ignored_losses: Optional[IgnoredLosses] = None
@@ -166,24 +135,19 @@ class LossScaleEngine(tf.Module):
             count_ignored_steps(self.loss_scale)
             self.ignored_losses = IgnoredLosses(host.applied_steps)
             self.record.kept["bad_losses_counted"] = self.ignored_losses.counted
-        if self._host is None:
-            self._count_steps()
+        if self._host is None:  # it counts steps itself, and tracks what it saves
+            self.division.warnings.optimizer_class = type(self).__name__
+            counted = replicas.new_variable("applied_steps", 0, tf.int64)
+            self.__dict__.update(_counted=counted)
+            # These names are their keys in checkpoints.
+            for name, variable in {"applied_steps": counted, **self._saved()}.items():
+                self._track_trackable(variable, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_no_scale = name == "loss_scale" and not isinstance(value, LossScale)
         is_set = name in vars(self) or callable(getattr(type(self), name, None))
-        if name in ARGUMENTS and (is_no_scale or is_set):
+        if name in ARGUMENTS and is_set:
             refuse_attribute(name, value)
         super().__setattr__(name, value)
-
-    def _count_steps(self) -> None:
-        """Begins to count applied steps. Checkpoints hold all that this engine has."""
-        self.division.warnings.optimizer_class = type(self).__name__
-        counted = replicas.new_variable("applied_steps", 0, tf.int64)
-        self._track_trackable(counted, "applied_steps")  # its key in checkpoints
-        self.__dict__.update(_counted=counted)
-        for name, variable in self._saved().items():
-            self._track_trackable(variable, name)
 
     def _usable(self, loss_scale: Any) -> LossScale:
         usable = serialization.get_checked(loss_scale, self.guard)
@@ -192,27 +156,10 @@ class LossScaleEngine(tf.Module):
                 "`loss_scale` must not be None. To train without a loss scale, use the "
                 "inner optimizer as it is, or pass loss_scale=1."
             )
-        if usable.checks_gradients:
-            return usable
-        all_applied = ", with which every step is applied"
-        infinite = ": a sum that overflows would make weights infinite"
-        bfloat16 = ", or communication_dtype='bfloat16'"
-        needs_check = {
-            "communication_dtype='float16'": (
-                self.communication_dtype == "float16",
-                infinite,
-                bfloat16,
-            ),
-            "a guard": (self.guard is not None, all_applied, ""),
-            "nonfinite_loss='skip'": (self.skips_losses, all_applied, ""),
-        }
-        for what, (is_given, harm, otherwise) in needs_check.items():
-            if is_given:
-                raise ValueError(
-                    f"`loss_scale` must be one that checks gradients with {what}, got "
-                    f"a {type(usable).__name__} that checks none{harm}. Write "
-                    f"FixedLossScale(..., skip_nonfinite=True){otherwise}."
-                )
+        if self.communication_dtype == "float16":
+            serialization.check_it_checks(usable, "communication_dtype='float16'")
+        if self.skips_losses:
+            serialization.check_it_checks(usable, "nonfinite_loss='skip'")
         return usable
 
     def _check_sharing(self) -> None:
@@ -255,8 +202,7 @@ class LossScaleEngine(tf.Module):
         """Begins a step, as `LossScaleOptimizer.scale_loss`."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
-        multiplies_itself = self.loss_scale._overridden & {"scale", "scale_by"}
-        if isinstance(loss, dict) and not multiplies_itself:
+        if isinstance(loss, dict) and not self.loss_scale._overridden & _SCALES_ITSELF:
             raise TypeError(_DICT.format(arguments.shown(loss)))
         if self._is_replaced:
             self._refuse()
@@ -318,7 +264,7 @@ class LossScaleEngine(tf.Module):
         aggregate: Optional[Callable[..., Tuple[Bundle, List[Variable]]]] = None,
         check: Check = NO_CHECK,
     ) -> Op:
-        """Applies gradients or skips the step. `apply` is the part that users need.
+        """Does what `apply` does, with what only our wrappers need.
 
         `are_added` tells whether `apply_fn` adds the gradients up over the replicas. If
         not, each replica applies its own, unless `aggregate` is given: it is called at
@@ -334,17 +280,16 @@ class LossScaleEngine(tf.Module):
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregate(bundle, variables)
-        reduction: Reduction = EqualReplicas()
+        reduction: reductions.Reduction = reductions.EqualReplicas()
         if self.communication_dtype is not None:
-            dtype = self.communication_dtype
-            bundle = summed(bundle, self.loss_scale, dtype)
+            bundle = reductions.summed(bundle, self.communication_dtype)
         elif replicas.count() > 1:
-            reduction = SeveralReplicas(are_added)
+            reduction = reductions.SeveralReplicas(are_added)
         if self.gather is not None:
-            reduction = Workers(self.gather)
+            reduction = reductions.Workers(self.gather)
         elif self.skips_losses:
-            refuse_own_losses()
-        entry = self.record.entry_of(variables, self.loss_scale, self.guard)
+            reductions.refuse_own_losses()
+        entry = self.record.entry_of(variables)
         mine = self.loss_scale, self.guard, self.ignored_losses, self.division
         step = Step(*mine, reduction, entry)
         return step.run(bundle, lambda true_grads: apply_fn(true_grads, variables))
@@ -352,12 +297,11 @@ class LossScaleEngine(tf.Module):
     def build(self, variables: List[Variable]) -> None:
         """Notes the variables of all steps, and creates what the reports need.
 
-        Otherwise the first step does the same, and a `tf.function` around that step is
-        traced twice.
+        If the first step had to do it, a `tf.function` around it is traced twice.
         """
         replicas.refuse_mesh(variables)
         self.division.uses.kinds.note_variables(variables)
-        self.record.entry_of(variables, self.loss_scale, self.guard)
+        self.record.entry_of(variables)
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """As `LossScaleOptimizer.nonfinite_gradients`."""
@@ -403,7 +347,7 @@ class LossScaleEngine(tf.Module):
 
 
 class EngineOfWrapper(LossScaleEngine):
-    """The engine of a wrapper. What it saves the wrapper tracks."""
+    """The engine of a wrapper, which tracks what the engine saves."""
 
     def __init__(self, host: Host, *args: Any, **options: Any) -> None:
         self._host = host

@@ -1,8 +1,7 @@
 """What Keras's files and lists of weights hold of a wrapper.
 
-Names and orders are file format: what 3.1.0 has written must load. Most routes have a
-name for each value. A list without names must have the length, shapes and dtypes of one
-that the wrapper knows.
+Names and orders are file format: what 3.1.0 has written must load. A list without names
+must have the length, shapes and dtypes of one that the wrapper knows.
 """
 
 from __future__ import annotations

@@ -165,9 +165,7 @@ class Keras2Base(LossScaleOptimizer):
 
     _dialect: Keras2Dialect
 
-    @functools.wraps(LossScaleOptimizer.__init__)  # type: ignore[misc]
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def _show_variables(self) -> None:
         if not mode.current().knows_values:
             for variable in self._own_variables().values():
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
@@ -207,8 +205,7 @@ class Keras2Base(LossScaleOptimizer):
     def _apply_pairs(self, grads_and_vars: Any, second: Any, aggregates: bool) -> Any:
         """Applies pairs, or skips them. `aggregates` tells whether to sum them.
 
-        `second` is the second argument of `apply_gradients`. Returns `iterations` in
-        eager mode, and what the inner optimizer does if all gradients are None.
+        `second` is the second argument of `apply_gradients`.
         """
         dtype, dialect = self.communication_dtype, self._dialect
         if dtype is not None and not aggregates:
@@ -374,10 +371,7 @@ class _New(Keras2Base):
             store[str(name)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` wrote, or a list of all these values.
-
-        3.1.0 writes such lists, and an optimizer without a wrapper its own.
-        """
+        """Reads what `save_own_variables` wrote, or a list, as 3.1.0 writes it."""
         own, read = self._own_variables(), {n: store[n] for n in set(store.keys())}
         files.refuse_holder(read, own)
         values = [read[str(n)][()] for n in range(sum(map(str.isdigit, read)))]

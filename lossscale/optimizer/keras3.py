@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -39,10 +38,9 @@ class _AsKerasVariable(keras.Variable):
     """A variable of the loss scale as Keras lists it: it has no state of its own."""
 
     def __init__(self, variable: Variable, path: str) -> None:
-        self._shown, self._shown_path = variable, path
-        zeros = np.zeros(variable.shape, variable.dtype.as_numpy_dtype)
-        dtype = variable.dtype.name
-        super().__init__(zeros, dtype=dtype, trainable=False, autocast=False)
+        self._shown, self._shown_path, dtype = variable, path, variable.dtype
+        zeros = np.zeros(variable.shape, dtype.as_numpy_dtype)
+        super().__init__(zeros, dtype=dtype.name, trainable=False, autocast=False)
 
     def _initialize(self, value: Any) -> None:
         # Private, but Keras has no public way to wrap a variable that exists.
@@ -95,27 +93,26 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     _dialect = Keras3Dialect()
     _looked_up: Set[str]
-    #: The loss scale's variables by their names in files, as `variables` lists them.
-    _listed: Dict[str, Variable]
-    #: The variables that it was built with, and whether some are float16.
+    #: The loss scale's variables, as `variables` lists them.
+    _listed: List[Variable]
+    #: The variables that it was built with, and whether some are float16, or float8's.
     _built_for: List[Variable]
     _has_float16: bool
+    _has_overwritten: bool
     #: Whether `build` was called before the variables were known: see `build`.
     _is_asked_to_build: bool
 
-    @functools.wraps(LossScaleOptimizer.__init__)  # type: ignore[misc]
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def _show_variables(self) -> None:
         loss_scale, inner = self.loss_scale, self.inner_optimizer
         # Checkpoints of Keras's own wrapper use these names.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
-        listed = {}
+        listed = []
         for key, variable in self._own_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
-            listed[key] = _AsKerasVariable(variable, variable.path)
+            listed.append(_AsKerasVariable(variable, variable.path))
         # Of an optimizer that is built, for `apply` without variables. Not public.
         self._note_built(list(getattr(inner, "_trainable_variables", [])))
         self.__dict__.update(_listed=listed, _looked_up=set(), _is_asked_to_build=False)
@@ -146,14 +143,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @property
     def variables(self) -> List[Variable]:
         """The loss scale's variables, then the inner optimizer's."""
-        return [*self._listed.values(), *self.inner_optimizer.variables]
+        return [*self._listed, *self.inner_optimizer.variables]
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Creates the inner optimizer's slots for `variables`.
-
-        Without any variable, and before the inner optimizer is built, it creates
-        nothing, and you can call it again.
-        """
+        """Creates the inner optimizer's slots for `variables`. Without any, nothing."""
         variables = list(variables)
         if not variables and not self.inner_optimizer.built:
             # Keras loads an .h5 file so, before it knows the variables of the layers.
@@ -172,6 +165,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # Asked once here, and not at each eager step.
         has_float16 = "float16" in [variable.dtype for variable in variables]
         self.__dict__.update(_built_for=variables, _has_float16=has_float16)
+        self.__dict__.update(_has_overwritten=any(map(_is_overwritten, variables)))
 
     @do_not_convert
     def apply(
@@ -200,7 +194,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
         new_values: Grads = []
         check = NO_CHECK
-        if any(map(_is_overwritten, trained)):  # of a float8 layer
+        if self._has_overwritten:
             self._note_overwritten(trained)
             grads, new_values, check = _apart(grads, trained)
 

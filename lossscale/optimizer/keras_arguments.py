@@ -18,8 +18,7 @@ from lossscale.scales.dynamic import DynamicLossScale
 
 #: The arguments of Keras's own wrappers that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
-#: Keras 3's wrapper takes these at their defaults only, and reads none of them (Keras
-#: 3.15 `src/optimizers/loss_scale_optimizer.py`).
+#: Keras 3's wrapper takes these at their defaults only, and reads none of them.
 _WITHOUT_MEANING = {
     "weight_decay": None,
     "clipnorm": None,

@@ -2,16 +2,8 @@
 
 *`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
 `apply_gradients` divides if the division is still pending.* The operations that made a
-gradient show whether its division is (`provenance`). Where they cannot be seen, the
-state of the step tells: a few numbers of each optimizer on each replica. That is so
-with functions that are called again, loops, branches and NumPy.
-
-```
-the last call            pending   apply divides gradients of unknown origin
-none of ours             0         as its Keras's own wrapper: `_divides_by_default`
-scale_loss               S         yes, by what multiplied the last loss
-get_unscaled_gradients   -S        no, unless they are those that it was given
-```
+gradient show whether its division is (`provenance`). Where they cannot be seen, as with
+functions that are called again, loops, branches and NumPy, the state of the step tells.
 
 Where two lists of gradients or two optimizers meet, five rules hold:
 
@@ -31,20 +23,15 @@ Where two lists of gradients or two optimizers meet, five rules hold:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
 
+from lossscale.gradients import check as checks
 from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
-from lossscale.gradients.check import (
-    NO_CHECK,
-    SMALL,
-    Check,
-    all_true,
-    dense_part,
-    is_small,
-)
+from lossscale.gradients.check import NO_CHECK, SMALL, Check, dense_part, is_small
 from lossscale.optimizer.uses import Uses
 from lossscale.provenance.kinds import SCALE, Kind
 from lossscale.provenance.origins import Origins, Unscaled, before
@@ -55,46 +42,43 @@ from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 
 #: What `StepState.overflow` holds: no overflow was seen; one was, and an apply has
-#: counted it; one was, and no apply has counted it yet. When a step has ended, rounding
-#: down makes the second the first.
+#: counted it; one was, and none has. At a step's end the second is rounded down.
 NO_OVERFLOW, COUNTED, SEEN = 0.0, 0.5, 1.0
 
 
-class Pending(NamedTuple):
-    """The last call of ours and its loss scale S, as they were read from the device.
+@dataclass(frozen=True)
+class Host:
+    """What a wrapper that holds an engine does itself, or its inner optimizer.
 
-    One number holds both: S after `scale_loss`, -S after `get_unscaled_gradients`, 0 if
-    there was neither.
+    Attributes:
+      applied_steps: Returns the variable of the number of applied steps. None: there is
+        none, and no record.
+      unscales_in_apply: Whether `apply` divides gradients if it is not known whether
+        anybody has scaled or unscaled them. Keras 3's own wrapper does.
+      unscales_itself: Whether the code that computes the gradients calls `unscale` for
+        all of them, as in TensorFlow 1. Then `apply` divides none that may be unscaled,
+        never warns, and counts each step, also if the loss scale is shared.
     """
 
-    number: Scalar
-
-    @property
-    def is_scaled(self) -> Flag:
-        return self.number > 0.0
-
-    @property
-    def is_unscaled(self) -> Flag:
-        return self.number < 0.0
-
-    @property
-    def loss_scale(self) -> Scalar:
-        """What multiplied the loss, or divided the gradients. 0: nothing did."""
-        return tf.abs(self.number)
+    applied_steps: Any = None
+    unscales_in_apply: bool = True
+    unscales_itself: bool = False
 
 
 class StepState:
     """The state of one optimizer's step: `float32` scalars on each replica.
 
-    `pending` is the number of a `Pending`. An apply leaves it as it is: a second apply
-    does what the first one did. `overflow` tells whether unscaled gradients had
-    overflowed, and whether an apply has counted that. `waiting` is 1 while gradients of
-    this optimizer's own loss wait to be applied, more if `LossScale.unscale` may have
+    `pending` holds the last call of ours and its loss scale: S after `scale_loss`, -S
+    after `get_unscaled_gradients`, 0 if there was neither. An apply leaves it as it is:
+    a second apply does what the first one did. `overflow` tells whether unscaled
+    gradients had overflowed, and whether an apply has counted that.
+
+    While several optimizers share the loss scale, `waiting` is 1 if gradients of this
+    optimizer's own loss wait to be applied, more if `LossScale.unscale` may have
     unscaled them, and 0.5 if those of a loss that `LossScale.scale` multiplied may.
-    It is written and read only while several optimizers share the loss scale. `given`
-    is a number of the list that `get_unscaled_gradients` was given last, to recognize
-    that list, or minus the number of a list that `LossScale.unscale` returned and that
-    may be of this optimizer.
+    `given` is a number of the list that `get_unscaled_gradients` was given last, to
+    recognize that list, or minus the number of a list that `LossScale.unscale` returned
+    and that may be of this optimizer.
     """
 
     def __init__(self) -> None:
@@ -110,24 +94,18 @@ class StepState:
             self.waiting = variable(0.0, name="waiting")
             self.given = variable(0.0, name="given")
 
-    def variables(self) -> Dict[str, Variable]:
-        return {v.name.split(":")[0]: v for v in vars(self).values()}
-
-    def read(self) -> Pending:
-        return Pending(tf.convert_to_tensor(self.pending))
+    def read(self) -> Scalar:
+        return tf.convert_to_tensor(self.pending)
 
     def note_scaled(self, loss_scale: Scalar, where: Optional[Flag] = None) -> None:
         """Notes `scale_loss`, by this loss scale, unless `where` is False."""
         if where is not None:
-            loss_scale = select(where, loss_scale, self.read().number)
+            loss_scale = select(where, loss_scale, self.read())
         self.pending.assign(loss_scale, read_value=False)
 
     def note_unscaled(self, divisor: Scalar, where: Optional[Flag] = None) -> None:
         """Notes `get_unscaled_gradients`, by this divisor, unless `where` is False."""
         self.note_scaled(-divisor, where)  # the sign tells the two calls apart
-
-    def note_waiting(self, waits: bool) -> None:
-        self.waiting.assign(float(waits), read_value=False)
 
     def note_given(self, grads: Grads) -> None:
         number = _number_of(grads)
@@ -171,10 +149,7 @@ class StepState:
         A second apply of the same step, as of other variables, counts the same overflow
         again, unless it is known that its gradients `are_scaled`.
         """
-        least = SEEN
-        if not are_scaled:
-            is_same_step = self.read().is_unscaled
-            least = select(is_same_step, COUNTED, SEEN)
+        least = SEEN if are_scaled else select(self.read() < 0.0, COUNTED, SEEN)
         is_none = tf.convert_to_tensor(self.overflow) < least
         now = select(is_none, NO_OVERFLOW, COUNTED)
         self.overflow.assign(now, read_value=False)
@@ -198,24 +173,16 @@ def _number_of(grads: Grads) -> Optional[Scalar]:
 
 
 class PendingDivision:
-    """Whether the gradients of one optimizer are still to be divided.
+    """`get_unscaled_gradients` of one optimizer, and the first part of an apply."""
 
-    `unscale` is `get_unscaled_gradients`, `resolve` the first part of an apply.
-    """
-
-    def __init__(
-        self, loss_scale: LossScale, *, unscales_in_apply: bool, unscales_itself: bool
-    ) -> None:
-        """See `engine.Host`."""
-        self.loss_scale, self._unscales_itself = loss_scale, unscales_itself
-        self._unscales_in_apply = unscales_in_apply
+    def __init__(self, loss_scale: LossScale, host: Host) -> None:
+        self.loss_scale, self._host = loss_scale, host
         uses = loss_scale._observer
         if not isinstance(uses, Uses):
             uses = loss_scale._observer = Uses(loss_scale)
         #: What is known of the loss scale, one for all optimizers that share it.
         self.uses: Uses = uses
-        #: What is seen of the program with this optimizer.
-        self.warnings = Warnings(loss_scale, self.uses.reads, unscales_itself)
+        self.warnings = Warnings(loss_scale, self.uses.reads, host.unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
@@ -225,8 +192,7 @@ class PendingDivision:
         self._was_used_before = loss_scale._was_used
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
-        #: Whether gradients of its own were ever unscaled. If not, no overflow waits to
-        #: be counted.
+        #: Whether gradients of its own were ever unscaled: an overflow may wait.
         self._may_hold_overflow = False
         self.uses.optimizers.add(self)
         self._note_state()
@@ -242,7 +208,8 @@ class PendingDivision:
 
     def variables(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
-        return {} if self._state is None else self._state.variables()
+        variables = {} if self._state is None else vars(self._state)
+        return {v.name.split(":")[0]: v for v in variables.values()}
 
     def replace(self, other: PendingDivision) -> None:
         """Takes the state of another one. Traced functions continue to write it."""
@@ -258,15 +225,14 @@ class PendingDivision:
         """Whether it counts steps together with others that share its loss scale."""
         if not self.uses.has_several:
             return False
-        counting = [d for d in self.uses.optimizers if not d._unscales_itself]
-        is_listed = len(counting) > 1 and self in counting
-        return is_listed and self.loss_scale._takes_flag
+        counting = [d for d in self.uses.optimizers if not d._host.unscales_itself]
+        return len(counting) > 1 and self in counting and self.loss_scale._takes_flag
 
     def _note_waiting(self, waits: bool) -> None:
         """Notes whether gradients of its own loss wait to be applied: see rule 2."""
         self.waits = waits
         if self.uses.has_several and self.state is not None:
-            self.state.note_waiting(waits)
+            self.state.waiting.assign(float(waits), read_value=False)
 
     def loss_scaled(self, loss_scale: Scalar, owner: Optional[PendingDivision]) -> None:
         """A loss was multiplied by the loss scale. No owner: `LossScale.scale` did."""
@@ -341,14 +307,11 @@ class PendingDivision:
         return bundle
 
     def _last_scale(self) -> Scalar:
-        """Returns what multiplied the last loss, a `float32` tensor of shape `[]`.
-
-        If no loss is known, the current loss scale.
-        """
+        """Returns what multiplied the last loss. If none is known, the scale of now."""
         self._refuse_unknown()
         now = self.loss_scale._value()
         if self.state is not None:
-            last = self.state.read().loss_scale
+            last = tf.abs(self.state.read())
             return select(last > 0.0, last, now)
         return self.uses.last_scale(now)
 
@@ -367,17 +330,17 @@ class PendingDivision:
 
         Without a state only losses and lists that Python has seen count.
         """
-        if self._unscales_itself:
+        if self._host.unscales_itself:
             return None
         by_default = self._divides_by_default(grads)
         if self.state is None:
             is_scaled = by_default or self.uses.is_scaled
             return self._last_scale() if is_scaled else None
-        last, divisor = self.state.read(), 1.0
+        pending, divisor = self.state.read(), 1.0
         if by_default:
-            divisor = select(last.is_unscaled, 1.0, self.loss_scale._value())
-        is_pending = tf.logical_or(last.is_scaled, self.state.was_given(grads))
-        divisor = select(is_pending, last.loss_scale, divisor)
+            divisor = select(pending < 0.0, 1.0, self.loss_scale._value())
+        is_pending = tf.logical_or(pending > 0.0, self.state.was_given(grads))
+        divisor = select(is_pending, tf.abs(pending), divisor)
         is_known = mode.current().knows_values
         if self.uses.has_several and (is_known or not self.warnings.is_unclear):
             # If it is unclear in a graph, that is told, and so they are divided.
@@ -401,17 +364,23 @@ class PendingDivision:
     def _divides_by_default(self, grads: Grads) -> bool:
         """Whether to divide if this optimizer has neither scaled nor unscaled so far.
 
-        As long as nobody has used the loss scale, no gradient is scaled. But a function
-        that is given gradients may be traced before the loss is scaled.
+        If nobody has used the loss scale, no gradient is scaled. But a function that is
+        given gradients may be traced before the loss is scaled.
         """
-        may_be_scaled = self._unscales_in_apply or self._was_used_before
+        may_be_scaled = self._host.unscales_in_apply or self._was_used_before
         return may_be_scaled and (
             self.loss_scale._was_used or graphs.are_arguments(map(dense_part, grads))
         )
 
     def _with_earlier_check(self, bundle: Bundle, origins: Origins) -> Bundle:
         """Returns a bundle with the check of its gradients as they were unscaled."""
-        check = _check_of(origins.lists, len(bundle.grads))
+        check, lists = NO_CHECK, origins.lists
+        for each in lists:
+            if each.check.checks_nothing or graphs.is_visible(each.check.quick):
+                check &= each.check
+        # The worst numbers are known if all gradients are of one list, in its order.
+        if len(lists) != 1 or lists[0].length != len(bundle.grads):
+            check = check._replace(worst=None)
         scaled = list(map(before, bundle.grads))
         is_known = all(s or g is None for g, s in zip(bundle.grads, scaled))
         if is_known and not check.checks_nothing:  # nobody has changed them since
@@ -423,22 +392,20 @@ class PendingDivision:
                     grads=[s and s.grad for s in scaled],
                     divisors=[s and s.divisor for s in scaled],
                 )
-        if not all(graphs.is_visible(each.check.quick) for each in origins.lists):
+        if not all(graphs.is_visible(each.check.quick) for each in lists):
             self._refuse_unknown()  # elsewhere the state tells of an overflow
         flags = self._count_overflows(origins)
         # Of changed gradients the state tells whether an overflow is still to be
-        # counted. Parts of them may be of earlier steps, as in a momentum, and an
-        # overflow in those was counted then.
+        # counted: parts of them may be of earlier steps, as in a momentum.
         if bundle.is_checked or not (flags or check.checks_nothing):
             flags.append(check.quick)
         if flags:
-            check = check._replace(quick=all_true(flags))
+            check = check._replace(quick=checks.all_true(flags))
         return bundle.but(check=check, is_measured=origins.is_measured)
 
     def _count_overflows(self, origins: Origins) -> List[Flag]:
         """Counts overflows that were seen: for each state whether it holds none."""
-        # The optimizers whose overflow may be in these gradients, each with whether the
-        # gradients are known to be scaled.
+        # Whose overflow may be in these gradients, and if they are known to be scaled.
         are_scaled = dict.fromkeys((each.owner for each in origins.lists), False)
         if origins.has_unknown:
             are_scaled.setdefault(self, False)
@@ -449,15 +416,3 @@ class PendingDivision:
             for owner, scaled in are_scaled.items()
             if owner.state is not None
         ]
-
-
-def _check_of(lists: List[Unscaled], count: int) -> Check:
-    """Returns the check of lists of when they were unscaled, for `count` gradients."""
-    check = NO_CHECK
-    for unscaled in lists:
-        quick = unscaled.check.quick
-        if unscaled.check.checks_nothing or graphs.is_visible(quick):
-            check &= unscaled.check
-    # The worst numbers are known if all gradients are of one list, in its order.
-    is_one = len(lists) == 1 and lists[0].length == count
-    return check if is_one else check._replace(worst=None)

@@ -1,9 +1,7 @@
 """Why the last steps were skipped: not finite, a bad loss, or a finite one left out.
 
-Of the last bad step the record holds which gradients were at fault, and of the last few
-skipped steps which they were and why. It is kept on the device and written on a skipped
-step only. No checkpoint holds it, so that a model that has changed can still restore. A
-SavedModel of a training step holds it, since the step writes it.
+It is kept on the device, and written on a skipped step only. No checkpoint holds it, so
+that a model that has changed can still restore. A SavedModel of a training step does.
 """
 
 from __future__ import annotations
@@ -21,15 +19,13 @@ from lossscale.runtime import keras_versions, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.saved_models import OnlyInSavedModels
-from lossscale.scales.base import LossScale
 from lossscale.scales.guard import Guard
-from lossscale.scales.spike_guard import SpikeGuard
+from lossscale.scales.ignored_losses import read_count
 
 #: How many skipped steps the record keeps, with their reasons.
 KEPT = 16
-#: Why a step was skipped, in the order of the numbers that stand for it on the device:
-#: gradients overflowed, the unscaled loss was infinite or NaN, or the guard, or a loss
-#: scale's own `update`, has left out a finite step.
+#: Why a step was skipped: gradients overflowed, the unscaled loss was infinite or NaN,
+#: or the guard, or a loss scale's own `update`, has left out a finite step.
 GRADIENTS, LEFT_OUT, BY_UPDATE = "gradients", "left out", "update"
 REASONS = (GRADIENTS, "inf", "nan", LEFT_OUT, BY_UPDATE)
 _GRADIENTS, _INF, _NAN, _LEFT_OUT, _BY_UPDATE = range(len(REASONS))
@@ -69,9 +65,8 @@ class Spike(NamedTuple):
     """A step that a `SpikeGuard` skipped.
 
     Attributes:
-      name: The name of the variable whose gradient was the largest; in Keras 3, its
-        path. Gradients are compared as they would have been applied, so clipped ones
-        after clipping.
+      name: The name of the variable whose gradient was the largest, after clipping; in
+        Keras 3, its path.
       largest: The greatest magnitude of the step's true gradients, a float.
       limit: The guard's `limit` at that step, a float.
       variable: The variable. Printed is its shape, not its values.
@@ -91,37 +86,32 @@ class Record(OnlyInSavedModels):
 
     entries: List[Entry]
     #: How many steps were skipped for each of `REASONS`, then a pair as `skipped`
-    #: returns it for each of the last ones, the newest at the end. None before there is
-    #: an entry.
+    #: returns it for each of the last ones. None before there is an entry.
     _skipped: Any
-    #: Returns the optimizer's count of applied steps, a variable.
     _applied: Any
+    _records_spikes: bool
     #: The variables that a SavedModel holds and no checkpoint, by name.
     kept: Dict[str, Variable]
 
-    def __init__(self, applied: Optional[Callable[[], Any]]) -> None:
-        """See `_applied`. None: nothing is recorded."""
+    def __init__(
+        self, applied: Optional[Callable[[], Any]], guard: Optional[Guard]
+    ) -> None:
+        """`applied` returns the count of applied steps. None: nothing is recorded."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
         self.__dict__.update(entries=[], kept={}, _skipped=None, _applied=applied)
+        self._records_spikes = guard is not None and guard.left_out_as == "spike"
 
     def _kept(self) -> Dict[str, Variable]:
         return self.kept
 
-    def entry_of(
-        self,
-        variables: List[Variable],
-        loss_scale: LossScale,
-        guard: Optional[Guard],
-    ) -> Optional[Entry]:
+    def entry_of(self, variables: List[Variable]) -> Optional[Entry]:
         """Returns the entry for a list of trained variables. None: nothing is recorded.
 
-        Called when the optimizer is built, so that no step has to create the variable:
-        a `tf.function` that creates one is traced twice. Called again at each step.
+        Called when the optimizer is built, too, so that no step creates variables.
         """
-        is_recorded = self._applied is not None and loss_scale.checks_gradients
         # A session would have to initialize the variable.
-        if mode.current().runs_parts or not is_recorded:
+        if mode.current().runs_parts or self._applied is None:
             return None
         for entry in self.entries:
             places = {id(variable): i for i, variable in enumerate(entry.variables)}
@@ -134,7 +124,7 @@ class Record(OnlyInSavedModels):
         new = replicas.new_variable
         faults = new("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
         self.kept[f"record{number}"] = faults
-        if guard is not None and guard.left_out_as == SpikeGuard.left_out_as:
+        if self._records_spikes:
             spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self.kept[f"spike{number}"] = spike
         if self._skipped is None:
@@ -143,27 +133,23 @@ class Record(OnlyInSavedModels):
             self.__dict__.update(_skipped=skipped)
             self.kept["skipped_last"] = skipped
         self.entries.append(Entry(self, recorded, faults, spike, []))
-        return self.entry_of(variables, loss_scale, guard)
+        return self.entry_of(variables)
 
     def count(self, reason: Scalar) -> Tuple[Op, Scalar]:
         """Counts a skipped step, for a branch. Returns the op, and the new total."""
-        with tf.init_scope():  # a legacy optimizer's is created when it is asked for
-            applied = keras_versions.tensor_of(self._applied())
-        applied = tf.cast(replicas.local_result(applied), tf.int64)
+        applied = read_count(self._applied)
         held, size = tf.convert_to_tensor(self._skipped), len(REASONS)
         # No GPU splits integers, or sums them along an axis.
         total = tf.add_n([held[i : i + 1] for i in range(size)])
         counts = held[:size] + tf.one_hot(reason, size, dtype=tf.int64)
         newest = [applied + total, tf.reshape(reason, [1])]
         value = tf.concat([counts, held[size + 2 :], *newest], 0)
-        op = self._skipped.assign(value, read_value=False)
-        return op, tf.cast(total + 1, tf.float32)
+        return self._skipped.assign(value, read_value=False), tf.cast(
+            total + 1, tf.float32
+        )
 
     def counts(self) -> Tensor:
-        """Returns how many steps were skipped for each of `REASONS`, as a tensor.
-
-        So the host does not wait for it: a monitor keeps many of these and reads few.
-        """
+        """Returns the count of each of `REASONS`, as a tensor: no host waits for it."""
         size = len(REASONS)
         if self._skipped is None:
             return tf.zeros([size], tf.int64)
@@ -215,7 +201,7 @@ class Entry:
       faults: The worst number of each gradient and of the loss (`gradients/check`) at
         the last step that was not finite, and a stamp: how many were skipped then.
       spike: The greatest magnitude of each gradient at the last spike, the greatest of
-        the step, the limit, and such a stamp. None: no guard skips steps of theirs.
+        the step, the limit, and such a stamp. None: there is no `SpikeGuard`.
       positions: Where in `variables` those are that a step trains.
     """
 
@@ -228,11 +214,7 @@ class Entry:
     def write_faults(
         self, bundle: Bundle, check: Check, loss_is_at_fault: Callable[[Bundle], Flag]
     ) -> Op:
-        """Records which gradients were at fault on any replica. For a branch.
-
-        `check` also covers the gradients' sum. `loss_is_at_fault` tells whether a bad
-        loss was.
-        """
+        """Records which gradients, or their sum, were at fault. For a branch."""
         worst = replicas.call_for_each_replica(worst_numbers, bundle)
         worst = replicas.all_reduce_sum(worst)
         if check.worst is not None:

@@ -10,28 +10,15 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients import arithmetic
+from lossscale.gradients import bundle as bundles
+from lossscale.gradients import check as checks
 from lossscale.gradients.arithmetic import multiply
-from lossscale.gradients.bundle import (
-    Bundle,
-    check_as_applied,
-    largest_before_clipping,
-    magnitudes_of_rows,
-    may_have_duplicates,
-    row_sums_stay_finite,
-)
-from lossscale.gradients.check import (
-    NO_CHECK,
-    Check,
-    floating_values,
-    no_faults,
-    sum_stays_finite,
-    worst_of_each,
-)
+from lossscale.gradients.bundle import Bundle
+from lossscale.gradients.check import NO_CHECK, Check
 from lossscale.optimizer.record import worst_numbers
 from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import Flag, Grad, Scalar, Tensor
 from lossscale.runtime.control import either
-from lossscale.scales.base import LossScale
 
 
 class EqualReplicas:
@@ -39,7 +26,7 @@ class EqualReplicas:
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the checked bundle, and what this replica contributes to `reduce`."""
-        checked = check_as_applied(bundle)
+        checked = bundles.check_as_applied(bundle)
         return checked, checked.check.exact()
 
     def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
@@ -77,10 +64,10 @@ class Workers(EqualReplicas):
         self._gather = gather
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
-        checked = check_as_applied(bundle)
+        checked = bundles.check_as_applied(bundle)
         is_finite, largest = checked.check.exact(), checked.check.largest
-        no_worst, worst = no_faults(checked.count + 1), partial(worst_numbers, checked)
-        worst = either(is_finite, lambda: no_worst, worst)
+        clear = checks.no_faults(checked.count + 1)
+        worst = either(is_finite, lambda: clear, partial(worst_numbers, checked))
         number = 0.0 if largest is None else arithmetic.bounded(is_finite, largest)
         sent = tf.concat([[tf.cast(is_finite, tf.float32), number], worst], 0)
         of_all, shape = tf.convert_to_tensor(self._gather(sent)), [None, *sent.shape]
@@ -128,15 +115,15 @@ class SeveralReplicas:
     def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
         finite = 0.0
         if self._are_added:
-            is_safe = sum_stays_finite(bundle.grads, self._count)
+            is_safe = checks.sum_stays_finite(bundle.grads, self._count)
             if bundle.has_duplicates:
-                rows_are_safe = row_sums_stay_finite(bundle, self._count)
+                rows_are_safe = bundles.row_sums_stay_finite(bundle, self._count)
                 is_safe = tf.logical_and(is_safe, rows_are_safe)
             # What is safe to add up is finite: no other quick check is needed.
             finite = tf.where(is_safe, 0.0, 1.0)
-            checked = check_as_applied(bundle, is_safe)
+            checked = bundles.check_as_applied(bundle, is_safe)
         else:
-            checked = check_as_applied(bundle)
+            checked = bundles.check_as_applied(bundle)
         is_finite, largest = checked.check.exact(), checked.check.largest
         contribution = tf.where(is_finite, finite, self._count + 1.0)
         if largest is None:
@@ -159,20 +146,16 @@ class SeveralReplicas:
             terms = replicas.call_for_each_replica(self._terms, bundle)
             for position, term in terms.items():
                 sums[position] = replicas.all_reduce_sum(term)
-            worst = worst_of_each(sums, local.groups)
+            worst = checks.worst_of_each(sums, local.groups)
             return tf.math.is_finite(tf.reduce_sum(worst)), worst
 
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
-        clear = is_clear, no_faults(local.count)
+        clear = is_clear, checks.no_faults(local.count)
         is_finite, worst = tf.cond(is_in_doubt, look_at_sum, lambda: clear)
         return Check(is_finite, None, lambda: worst, largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """Whether bad losses alone were at fault. For a bad step.
-
-        A loss was not finite on some replica, and no replica with finite losses
-        overflowed.
-        """
+        """Whether a loss was bad, and no replica with finite losses overflowed."""
 
         def faults(local: Bundle) -> Tensor:
             is_bad = local.has_bad_loss()
@@ -194,12 +177,12 @@ class SeveralReplicas:
         terms: Dict[int, Tensor] = {}
         for position, grad in enumerate(bundle.grads):
             is_sparse = isinstance(grad, tf.IndexedSlices)
-            values = [] if is_sparse else floating_values([grad])
+            values = [] if is_sparse else checks.floating_values([grad])
             if values:  # a complex gradient has two
                 value = values[0] if len(values) == 1 else tf.stack(values)
                 terms[position] = as_added(value)
-            elif may_have_duplicates(grad) and grad.dense_shape is not None:
-                terms[position] = magnitudes_of_rows(grad)
+            elif bundles.may_have_duplicates(grad) and grad.dense_shape is not None:
+                terms[position] = bundles.magnitudes_of_rows(grad)
         return terms
 
 
@@ -236,20 +219,15 @@ def refuse_dtype(dtype: str) -> None:
         )
 
 
-def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
+@op_callbacks.paused()
+def summed(bundle: Bundle, dtype: str) -> Bundle:
     """Returns the sum of all replicas' gradients, still scaled and equal on all.
 
     Earlier overflows cross with it, since clipping may have hidden them.
     """
-    refuse_dtype(dtype)
     if replicas.count() == 1:
         return bundle
-    with op_callbacks.paused():
-        return _summed(bundle, loss_scale, dtype)
-
-
-def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
-    scale, unknown = loss_scale._value(), bundle.of_unknown
+    scale, unknown = bundle.loss_scale._value(), bundle.of_unknown
     # Whatever is known of a gradient, it crosses with the loss scale as a factor.
     factors = [
         scale if by is None else scale / by if by is unknown else None
@@ -257,8 +235,8 @@ def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     ]
     sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
     check, largest = bundle.check.without_gradients(bundle.count), None
-    if loss_scale.last_largest is not None:  # of each replica, not of the sum
-        largest = replicas.greatest(largest_before_clipping(bundle))
+    if bundle.loss_scale.last_largest is not None:  # of each replica, not of the sum
+        largest = replicas.greatest(bundles.largest_before_clipping(bundle))
     if check.checks_nothing:
         sums, check = replicas.all_reduce_sums(sent), NO_CHECK._replace(largest=largest)
     else:

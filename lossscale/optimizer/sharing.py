@@ -10,15 +10,9 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import bounded
 from lossscale.optimizer.pending import PendingDivision
-from lossscale.runtime import mode
+from lossscale.runtime import graphs, mode
 from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
-from lossscale.runtime.graphs import (
-    above_branches,
-    branches_here,
-    current_graph,
-    visible_graphs,
-)
 from lossscale.scales.base import LossScale
 
 
@@ -27,10 +21,9 @@ class SharedStep:
 
     Each optimizer, such as the two of a GAN, skips by its own gradients. The loss scale
     counts one step, which is bad if any optimizer's gradients were. Nobody knows which
-    optimizer comes last. So each apply first sets the loss scale back to its state from
+    optimizer comes last. So each apply sets the loss scale back to its state from
     before the step, then adjusts it by the AND of all flags so far. The count of
-    skipped steps tells if an earlier flag was bad. What an optimizer's guard leaves out
-    is no apply to the loss scale.
+    skipped steps tells if an earlier flag was bad. What a guard leaves out is no apply.
 
     The step ends when one of its optimizers applies a second time, when another graph
     is built, or in eager mode when somebody has set the loss scale since. An apply in
@@ -40,7 +33,7 @@ class SharedStep:
     def __init__(self, loss_scale: LossScale) -> None:
         self._loss_scale = loss_scale
         #: The graph in which the step began; None in eager mode.
-        self.graph = above_branches(current_graph())
+        self.graph = graphs.above_branches(graphs.current_graph())
         #: The optimizers that have called it, and the branches in which they did.
         self.applied: Any = weakref.WeakKeyDictionary()
         #: The last adjustment of the loss scale, for which the next one must wait.
@@ -62,10 +55,7 @@ class SharedStep:
 
     @classmethod
     def of(cls, division: PendingDivision) -> SharedStep:
-        """Returns the step in which an optimizer applies now, a new one or the last.
-
-        It counts only when it is noted: an apply that raises an error is none.
-        """
+        """Returns the step in which an optimizer applies now, a new one or the last."""
         step: Optional[SharedStep] = division.uses.shared_step
         is_last = step is not None and step._continues(division)
         return step if is_last else cls(division.loss_scale)  # type: ignore[return-value]
@@ -73,10 +63,10 @@ class SharedStep:
     def _continues(self, division: PendingDivision) -> bool:
         if division in self.applied:
             # Of the two branches of a `tf.cond` only one runs.
-            here, before = branches_here(), self.applied[division]
+            here, before = graphs.branches_here(), self.applied[division]
             if all(here.get(fork, branch) is branch for fork, branch in before.items()):
                 return False
-        if not any(self.graph is graph for graph in visible_graphs()):
+        if not any(self.graph is graph for graph in graphs.visible_graphs()):
             return False
         # Since then a checkpoint may have been restored, or the loss scale set.
         values = self.values_after
@@ -89,10 +79,7 @@ class SharedStep:
     def joined(
         self, is_finite: Flag, largest: Optional[Scalar], rule_learns: Flag
     ) -> Tuple[Flag, Optional[Scalar], Flag]:
-        """Returns these arguments of `adjust_to_step` for all optimizers so far.
-
-        An optimizer skips by its own gradients, the loss scale counts by all.
-        """
+        """Returns these arguments of `adjust_to_step` for all optimizers so far."""
         scale = self._loss_scale
         skipped, ignored = scale.skipped_steps, scale.ignored_loss_steps
         # In a tf.compat.v1 graph only control dependencies order the operations.
@@ -135,13 +122,13 @@ class SharedStep:
             raise
 
     def note_adjusted(self, division: PendingDivision, update_op: Op) -> None:
-        """An optimizer has adjusted the loss scale, or its guard has left this out."""
+        """An optimizer has applied or left out its part. One that raised has not."""
         division.uses.shared_step = self
-        self.applied[division] = branches_here()
+        self.applied[division] = graphs.branches_here()
         if mode.current().knows_values:
             self.values_after = _values(self._loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.
-        may_wait = update_op is not None and current_graph() is self.graph
+        may_wait = update_op is not None and graphs.current_graph() is self.graph
         self.update_ops = [update_op] if may_wait else []
 
 

@@ -1,16 +1,10 @@
-"""One step: prepare, check, reduce, adjust, apply or skip.
-
-Nothing here knows a rule of a loss scale, or a Keras. How several replicas find one
-flag is in `reduction`, how several optimizers share a loss scale in `sharing`.
-"""
+"""One step: prepare, check, reduce, adjust, apply or skip."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
-
-import tensorflow as tf
+from typing import Any, Optional, Tuple
 
 from lossscale.gradients.bundle import Bundle, largest_before_clipping
 from lossscale.gradients.check import Check
@@ -19,9 +13,9 @@ from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import Reduction
 from lossscale.optimizer.sharing import SharedStep
 from lossscale.runtime import op_callbacks, replicas
-from lossscale.runtime.aliases import ApplyFunction, Flag, Tensor
-from lossscale.runtime.control import either, group_ops, not_inlined, run_either
-from lossscale.scales.adjustment import Adjusted, adjust_to_step
+from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
+from lossscale.runtime.control import group_ops, not_inlined, run_either
+from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import LossScale
 from lossscale.scales.guard import Guard
 from lossscale.scales.ignored_losses import IgnoredLosses
@@ -48,47 +42,36 @@ class Step:
     A skipped step changes nothing but the state of the loss scale and the guard, the
     record of what was at fault, the state of the step, and the optimizer's level of
     ignored losses, with nonfinite_loss="skip".
-
-    Attributes:
-      loss_scale: The loss scale, whose rule learns of the step.
-      guard: What may leave a finite step out, or None.
-      ignored_losses: Which bad losses the rule does not learn of. None: of all it does.
-      division: By it other optimizers that share the loss scale are known.
-      reduction: How the replicas come to one answer.
-      entry: Where is recorded why the step was skipped. None: nowhere.
     """
 
     loss_scale: LossScale
     guard: Optional[Guard]
+    #: Which bad losses the rule does not learn of. None: it learns of all.
     ignored_losses: Optional[IgnoredLosses]
+    #: By it other optimizers that share the loss scale are known.
     division: PendingDivision
     reduction: Reduction
+    #: Where is recorded why the step was skipped. None: nowhere.
     entry: Optional[Entry]
 
+    @op_callbacks.paused()
     def run(self, bundle: Bundle, apply_fn: ApplyFunction) -> Any:
-        """Applies gradients, or skips them on all replicas.
+        """Does it all. In a graph it returns an op that does, None in eager mode."""
+        if not self.loss_scale.checks_gradients:
+            return group_ops([_apply(bundle, apply_fn)])
+        bundle, contribution = self.reduction.check(self.prepare(bundle))
+        return replicas.merge_call(self._decide, contribution, bundle, apply_fn)
 
-        `apply_fn` is called with the true gradients, unless the step is skipped. In a
-        graph this returns an op that does it all. None in eager mode.
-        """
-        with op_callbacks.paused():
-            if not self.loss_scale.checks_gradients:
-                return group_ops([_apply(bundle, apply_fn)])
-            bundle = self.prepare(bundle)
-            bundle, contribution = self.reduction.check(bundle)
-            return replicas.merge_call(self._decide, contribution, bundle, apply_fn)
-
+    @op_callbacks.paused()  # the thread may be another one than in `run`
     def _decide(
         self, contributions: Tensor, bundle: Bundle, apply_fn: ApplyFunction
     ) -> Any:
         """Does the rest of the step, from `reduce` on: see `replicas.merge_call`."""
-        with op_callbacks.paused():  # the thread may be another one than in `run`
-            check = self.reduction.reduce(contributions, bundle)
-            done = self.adjust(check, bundle)
-            apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
-            skip = partial(self.skip, bundle, check, done.is_usual)
-            skip = partial(not_inlined, skip)
-            return group_ops([run_either(done.should_apply, apply, skip), done.op])
+        check = self.reduction.reduce(contributions, bundle)
+        op, should_apply, is_usual = self.adjust(check, bundle)
+        apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
+        skip = partial(not_inlined, partial(self.skip, bundle, check, is_usual))
+        return group_ops([run_either(should_apply, apply, skip), op])
 
     def prepare(self, bundle: Bundle) -> Bundle:
         """Packs small gradients, and finds their greatest magnitude if requested.
@@ -111,39 +94,22 @@ class Step:
         may_wait = takes_flag and replicas.count() == 1
         return bundle if may_wait else bundle.divided()
 
-    def adjust(self, check: Check, bundle: Bundle) -> Adjusted:
+    def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Any, Any]:
         """Has the guard judge the step, and the loss scale learn of it."""
-        scale, learns, grads, shared = self.loss_scale, True, None, None
-        is_finite = check.exact()
+        is_finite, learns, grads, shared = check.exact(), True, None, None
         if self.ignored_losses is not None:
-            learns = self.rule_learns(is_finite, bundle, self.ignored_losses)
+            at_fault = partial(self.reduction.loss_is_at_fault, bundle)
+            learns = self.ignored_losses.rule_learns(is_finite, at_fault)
         if self.division.is_shared:
             shared = SharedStep.of(self.division)
-        if not scale._takes_flag:
+        if not self.loss_scale._takes_flag:
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        done = adjust_to_step(
-            *(scale, is_finite, check.largest, learns),
-            guard=self.guard,
-            grads=grads,
-            shared=shared,
-        )
+        step = is_finite, check.largest, learns
+        others: Any = {"guard": self.guard, "grads": grads, "shared": shared}
+        op, should_apply, is_usual = adjust_to_step(self.loss_scale, *step, **others)
         if shared is not None:
-            shared.note_adjusted(self.division, done.op)
-        return done
-
-    def rule_learns(
-        self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses
-    ) -> Flag:
-        """Tells whether the rule learns of the step, with nonfinite_loss="skip".
-
-        It does not learn of a bad loss, unless there are many. A good step looks at no
-        loss.
-        """
-
-        def look_at_losses() -> Flag:
-            return ignored.counts(self.reduction.loss_is_at_fault(bundle))
-
-        return either(is_finite, lambda: tf.constant(True), look_at_losses)
+            shared.note_adjusted(self.division, op)
+        return op, should_apply, is_usual
 
     def skip(self, bundle: Bundle, check: Check, is_usual: Flag) -> Any:
         """Records why the step is skipped. Nothing else changes."""

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, as_they_are
 from lossscale.gradients.check import dense_part, is_small
+from lossscale.provenance import origins as of_lists
 from lossscale.provenance.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind
-from lossscale.provenance.origins import (
-    BEFORE,
-    LOSS,
-    Before,
-    Origins,
-    Unscaled,
-    note_product,
-)
+from lossscale.provenance.origins import LOSS, Origins, Unscaled
 from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.provenance.warnings import Reads
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 from lossscale.runtime.control import select
-from lossscale.scales.base import LossScale, Observer, Product
+from lossscale.scales.base import LossScale, Product
 
 
-class Uses(Observer):
+class Uses:
     """The uses of a loss scale S, which reports each of them here.
 
-    It notes of which kind values are, then tells the optimizers that share S, which
-    move the states of their steps. An optimizer is a `PendingDivision`.
+    It notes of which kind values are, then tells the optimizers that share S, each a
+    `PendingDivision`, which move the states of their steps.
     """
 
     def __init__(self, loss_scale: LossScale) -> None:
@@ -48,6 +42,9 @@ class Uses(Observer):
         #: has a state, that knows it better.
         self.is_scaled = False
 
+    def __deepcopy__(self, memo: object) -> None:
+        """The copy of a loss scale has other optimizers, or none."""
+
     @property
     def has_several(self) -> bool:
         return len(self.optimizers) > 1
@@ -56,22 +53,25 @@ class Uses(Observer):
 
     @graphs.do_not_convert
     def note_read(self, tensor: Scalar) -> None:
+        """A program read S as a tensor, perhaps to multiply a loss or to unscale."""
         if op_callbacks.are_paused():
             return  # we read it ourselves
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
         if not hasattr(tensor, LOSS):
-            self.reads.read()
+            self.reads.tensors += 1
         if not self._has_variable and graphs.is_building():
             # What reads a state counts as what scales or unscales, as one that reads S.
             for optimizer in self._with_state():
                 optimizer.state.read()
 
     def note_float(self) -> None:
+        """A program read S as a Python number. No graph shows where that goes."""
         self.reads.read_as_number()
 
     @graphs.do_not_convert
     def note_loss(self, product: Product, owner: Any) -> None:
-        note_product(self.kinds, product, owner)
+        """S multiplied a loss, for an optimizer. None: `LossScale.scale` did."""
+        of_lists.note_product(self.kinds, product, owner)
         self.is_scaled = True
         self.reads.loss_scaled()
         with op_callbacks.paused():
@@ -79,6 +79,7 @@ class Uses(Observer):
                 optimizer.loss_scaled(product.loss_scale, owner)
 
     def unscale(self, loss_scale: LossScale, grads: Grads) -> Grads:
+        """Returns gradients divided by what multiplied their loss, else by S of now."""
         scaled = as_they_are(grads)
         with op_callbacks.paused():
             last = now = loss_scale._value()
@@ -86,7 +87,7 @@ class Uses(Observer):
             states = [optimizer.state for optimizer in optimizers]
             free: List[Optional[Flag]] = [None] * len(states)
             if states:
-                scales = tf.stack([state.read().number for state in states])
+                scales = tf.stack([state.read() for state in states])
                 if self.has_several:
                     waiting = tf.stack([state.waiting for state in states])
                     waits = tf.logical_and(scales > 0.0, waiting > 0.0)
@@ -136,7 +137,7 @@ class Uses(Observer):
         """S multiplied a loss, and an optimizer has no state that holds it."""
         graph = graphs.current_graph()
         if graph is not None:
-            self._last_scales(graph)[replicas.this_one()] = loss_scale
+            notes_of(graph, self, dict)[replicas.this_one()] = loss_scale
 
     def note_unscaled(
         self,
@@ -156,19 +157,16 @@ class Uses(Observer):
             if kind.name == UNKNOWN:
                 self.kinds.note(dense_part(grad), Kind(SCALED, (divisor,)))
             if graphs.is_building() or is_small(tensor):
-                setattr(tensor, BEFORE, Before(grad, divisor))
+                setattr(tensor, of_lists.BEFORE, of_lists.Before(grad, divisor))
 
     def last_scale(self, now: Scalar) -> Scalar:
         """Returns what `note_last_scale` was given here last, `now` if nothing was."""
         replica = replicas.this_one()
-        for graph in graphs.visible_graphs():
-            last = None if graph is None else self._last_scales(graph).get(replica)
+        for graph in filter(None, graphs.visible_graphs()):
+            last = notes_of(graph, self, dict).get(replica)
             if last is not None:
                 return last if graphs.is_visible(last) else now
         return now
-
-    def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
-        return notes_of(graph, self, dict)
 
     def _note_all_unscaled(self, unscaled: Grads, *sources: object) -> None:
         self.is_scaled = False

@@ -66,9 +66,8 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     if wrapper is not None:
         return wrapper
     thing, keras = inner_optimizer, keras_versions.imported("keras")
-    if keras_versions.is_keras3(keras) and isinstance(
-        thing, keras.optimizers.Optimizer
-    ):
+    is_keras3 = keras_versions.is_keras3(keras)
+    if is_keras3 and isinstance(thing, keras.optimizers.Optimizer):
         but_got = (
             f" on the TensorFlow backend, got {arguments.shown(thing)} on the "
             f"{keras.config.backend()} backend. Set the environment variable "
@@ -99,15 +98,16 @@ def for_config(config: Dict[str, Any]) -> Any:
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     """Raises unless `inner_optimizer` may be wrapped by the class `wrapper`."""
     right = for_optimizer(inner_optimizer)
-    existing = _loss_scale_wrapper_in(inner_optimizer)
-    if existing is not None:
+    for _, existing in keras_versions.held_by(inner_optimizer):
+        is_optimizer = hasattr(existing, "apply_gradients")
+        if not (is_optimizer and keras_versions.is_own_wrapper(existing)):
+            continue  # ours derive from Keras's
         held = existing.inner_optimizer if existing is inner_optimizer else existing
         raise TypeError(
             "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got a "
             f"{type(inner_optimizer).__name__} around a {type(held).__name__}. Use it "
             "as it is, or pass a new Keras optimizer. "
-            "lossscale.LossScaleOptimizer.from_keras(optimizer) replaces a "
-            "LossScaleOptimizer of Keras itself."
+            "LossScaleOptimizer.from_keras(optimizer) replaces one of Keras itself."
         )
     if not issubclass(wrapper, right):
         raise TypeError(
@@ -120,20 +120,17 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "`inner_optimizer` must not be wrapped twice, got an optimizer of class "
             f"{type(inner_optimizer).__name__} that another LossScaleOptimizer already "
             "wraps. Create a new inner optimizer for each LossScaleOptimizer, or "
-            "continue with another loss scale: "
-            "optimizer = optimizer.with_loss_scale(...)."
+            "continue with another loss scale: optimizer.with_loss_scale(...)."
         )
     # TensorFlow Privacy's optimizers clip per example, between computing gradients and
-    # applying them, and add noise of that size. No other optimizer that we know has the
-    # attribute.
+    # applying them, and add noise of that size. No other known one has the attribute.
     homes = {cls.__module__.split(".")[0] for cls in type(inner_optimizer).__mro__}
     is_private = "tensorflow_privacy" in homes
     if is_private or hasattr(inner_optimizer, "_was_dp_gradients_called"):
         raise ValueError(
             "`inner_optimizer` must not clip gradients that it computes itself, got "
-            f"{arguments.shown(inner_optimizer)}. It would compute scaled gradients, "
-            "and so clip the "
-            "true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
+            f"{arguments.shown(inner_optimizer)}. It would clip scaled gradients, and "
+            "so true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
             'float32 or under "mixed_bfloat16".'
         )
     refuse_own_accumulation(inner_optimizer)
@@ -154,34 +151,3 @@ def refuse_own_accumulation(optimizer: Any) -> None:
             f"{helper.backward_passes_per_step!r}. Add unscaled gradients of several "
             "batches up in your loop, then let Horovod sum them."
         )
-
-
-def _loss_scale_wrapper_in(optimizer: Any) -> Any:
-    """Returns the wrapper that an optimizer is or holds, under any name, or None."""
-    optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
-    seen, waiting = set(), [optimizer]
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, dict):
-            waiting.extend(thing.values())
-        elif isinstance(thing, (list, tuple)):
-            waiting.extend(thing)
-        elif isinstance(thing, optimizers):
-            if keras_versions.is_own_wrapper(thing):  # ours derive from Keras's
-                return thing
-            waiting.extend(vars(thing).values())
-    return None
-
-
-def check_keras_own(optimizer: Any) -> None:
-    """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    if keras_versions.is_own_wrapper(optimizer) and is_open(type(optimizer)):
-        return
-    raise TypeError(
-        "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-        f"{arguments.shown(optimizer)}. Use one of lossscale's as it is. Wrap any "
-        "other optimizer: lossscale.LossScaleOptimizer(optimizer)."
-    )

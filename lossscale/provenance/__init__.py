@@ -3,8 +3,7 @@
 A program may do anything between `scale_loss` and `apply_gradients`. So we look: in a
 graph at its operations, in eager mode while they run. Where nothing is to be seen, the
 state of the step decides (`optimizer/pending`). This package changes no state and adds
-no operation. `optimizer/uses` notes here what is done with a loss scale, and asks where
-gradients come from; a step can be read without opening this package.
+no operation. A step can be read without opening it.
 
 It knows loss scales and gradients, but no optimizer. In the order of imports:
 

@@ -40,14 +40,10 @@ PRODUCTS = {
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan", "Xdivy"}
 #: What an operation multiplies the number of factors by.
 _POWERS = {
-    "Square": 2.0,
-    "L2Loss": 2.0,
-    "SquaredDifference": 2.0,
+    **dict.fromkeys(("Square", "L2Loss", "SquaredDifference"), 2.0),
+    **dict.fromkeys(("Reciprocal", "Inv", "MatrixInverse"), -1.0),
     "Sqrt": 0.5,
     "Rsqrt": -0.5,
-    "Reciprocal": -1.0,
-    "Inv": -1.0,
-    "MatrixInverse": -1.0,
 }
 #: Functions that are not linear.
 _FUNCTIONS = {

@@ -10,25 +10,13 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.check import dense_part
-from lossscale.provenance.kinds import (
-    BRANCHES,
-    CHANGED,
-    LOOPS,
-    SCALE,
-    SCALED,
-    SUMS,
-    UNKNOWN,
-    UNSCALED,
-    Kind,
-    is_call,
-    known_value,
-    made_of,
-)
+from lossscale.provenance import kinds as rules
+from lossscale.provenance.kinds import CHANGED, SCALE, SCALED, UNKNOWN, UNSCALED, Kind
 from lossscale.runtime import keras_versions, op_callbacks
 from lossscale.runtime.aliases import Array, Grad, Graph, Op, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import body_of, current_graph, graph_of
@@ -58,11 +46,9 @@ _FUNCTIONS_IN["StatefulPartitionedCall"] = _FUNCTIONS_IN["PartitionedCall"]
 
 #: The kinds of a graph's tensors by their `id`s.
 OfTensors = Dict[int, Optional[Kind]]
-#: What `notes_of` returns.
-Notes = TypeVar("Notes")
 
 
-def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
+def notes_of(graph: Graph, owner: object, make: Callable[[], Any]) -> Any:
     """Returns the notes of `owner` on a graph. They are freed with either of them."""
     # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
     # would keep the graph alive.
@@ -70,8 +56,7 @@ def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
         graph._lossscale_notes = weakref.WeakKeyDictionary()
     if owner not in graph._lossscale_notes:
         graph._lossscale_notes[owner] = make()
-    notes: Notes = graph._lossscale_notes[owner]
-    return notes
+    return graph._lossscale_notes[owner]
 
 
 class _Notes:
@@ -118,15 +103,15 @@ class Kinds:
             self._patience = _PATIENCE
 
     def note_product(self, product: Product) -> None:
-        loss, loss_scale, factor, scaled = product
+        loss, loss_scale, factor = product.loss, product.loss_scale, product.factor
         self.note(loss_scale, Kind(SCALE, (loss_scale,)))
-        if graph_of(scaled) is None:
+        if graph_of(product.product) is None:
             # Eager mode has run these operations before it was known that S is in them.
             # A graph is looked at later.
             if factor is not loss_scale:
                 self.note_op("Cast", [loss_scale], [factor])
             inputs = [loss, factor] if tf.is_tensor(loss) else [factor]
-            self.note_op("Mul", inputs, [scaled])
+            self.note_op("Mul", inputs, [product.product])
 
     def note_variables(
         self, variables: Iterable[Variable], kind: Optional[Kind] = None
@@ -150,8 +135,8 @@ class Kinds:
 
     def note_op(self, operation: str, inputs: Tensors, outputs: Tensors) -> bool:
         kinds = [self._eager_kind(tensor) for tensor in inputs]
-        if any(kinds) or is_call(operation):
-            called = [operation] if is_call(operation) else []
+        if any(kinds) or rules.is_call(operation):
+            called = [operation] if rules.is_call(operation) else []
             results = _results(operation, inputs, kinds, outputs, called, self._since)
             for output, kind in results:
                 if kind is not None:  # momentum would have a source of each step
@@ -171,7 +156,7 @@ class Kinds:
         notes = notes_of(graph, self, _Notes)
         if notes.variables != len(self._handles):  # one was unknown at the last walk
             notes.kinds, notes.walked, notes.variables = {}, 0, len(self._handles)
-        kinds = notes.kinds
+        kinds: OfTensors = notes.kinds
         captures: Sequence[Tuple[Tensor, Tensor]] = getattr(graph, "captures", ())
         for outer, inner in captures:
             if id(inner) not in kinds:
@@ -223,12 +208,12 @@ def _results(
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
 
     def number_at(i: int) -> Optional[Array]:
-        may_be_unreported = since and operation in SUMS
+        may_be_unreported = since and operation in rules.SUMS
         if may_be_unreported and op_callbacks.key_of(inputs[i]) < since:
             return None
-        return known_value(inputs[i])
+        return rules.known_value(inputs[i])
 
-    name = made_of(operation, names, number_at)
+    name = rules.made_of(operation, names, number_at)
     # Stochastic rounding adds others to the bits of scaled values.
     are_bits = operation == "Bitcast" or (
         operation != "Cast"
@@ -248,7 +233,7 @@ def _results(
 
 
 def _either(chosen_by: Optional[str], *kinds: Optional[str]) -> Optional[str]:
-    return made_of("SelectV2", [chosen_by, *kinds], lambda _: None)
+    return rules.made_of("SelectV2", [chosen_by, *kinds], lambda _: None)
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -257,14 +242,14 @@ def _returned(
 ) -> Optional[List[Optional[str]]]:
     """Returns the kinds of what functions return that scale and unscale nothing.
 
-    `of_inputs` are the kinds of the operation's inputs. None: it is not known.
+    None: it is not known.
     """
-    if operation in BRANCHES:
+    if operation in rules.BRANCHES:
         branches = [_returned("", (branch,), of_inputs[1:]) for branch in called]
         if None in branches:
             return None
         return [_either(of_inputs[0], *kinds) for kinds in zip(*branches)]
-    if operation in LOOPS:
+    if operation in rules.LOOPS:
         for _ in range(_TURNS):  # the results of one turn are the inputs of the next
             after, condition = (_returned("", (name,), of_inputs) for name in called)
             if after is None or condition is None:

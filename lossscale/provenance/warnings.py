@@ -100,13 +100,6 @@ class Reads:
         self.ever_unscaled = True
         self._begin(float("-inf"))
 
-    def stepped(self) -> None:
-        self._begin(-1)
-
-    def read(self) -> None:
-        """S was read as a tensor."""
-        self.tensors += 1
-
     def read_as_number(self) -> None:
         self.numbers += self.tensors >= 0
         self.adds_a_term = None
@@ -162,7 +155,7 @@ class Warnings:
         if reads.adds_a_term:
             messages.append(_ADDED)
             reads.adds_a_term = None
-        reads.stepped()
+        reads._begin(-1)
         self._note_applied(origins)
         for message in messages:
             if not self._is_silent and message not in self._given:
@@ -183,10 +176,9 @@ class Warnings:
 
 
 def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:
-    """Whether a gradient goes from a graph's tensor to weights, and S not in it.
+    """Whether it is known that a gradient goes from a tensor to weights, without S.
 
-    False where it is not known. Weights are variables that are known to be numbers, and
-    what a function is given is data.
+    Weights are variables that are known to be numbers. Arguments of functions are data.
     """
     tensors, seen, reads_weight = [tensor], set(), False
     while tensors:

@@ -37,8 +37,7 @@ def group_ops(results: Results) -> Op:
 def select(flag: Flag, one: Any, other: Any) -> Any:
     """Returns one of two scalars, as `tf.where` does.
 
-    That broadcasts its arguments. For scalars, computing how takes a CPU three times as
-    long as the rest, and the rule of a loss scale chooses at every step.
+    That broadcasts its arguments, and takes a CPU four times as long for scalars.
     """
     ranks = [getattr(getattr(v, "shape", None), "rank", 0) for v in (flag, one, other)]
     # A rule may be called with many states.
@@ -48,8 +47,7 @@ def select(flag: Flag, one: Any, other: Any) -> Any:
 def not_inlined(function: Callable[[], Results]) -> Results:
     """Runs what a branch does seldom, as one operation of a graph if that is possible.
 
-    TensorFlow puts the operations of both branches into one graph. At each step those
-    of the branch that is not taken are passed over one by one.
+    The operations of a branch that is not taken are passed over one by one.
     """
     here = mode.current()
     is_plain = here.knows_values or here.by_xla or here.runs_parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence
 
 import tensorflow as tf
 
@@ -64,35 +64,15 @@ def _slots_by_variable(
     optimizers of Keras 2 hold them by the variable's key.
     """
     slots: Dict[int, List[Variable]] = defaultdict(list)
-    for part, held in _lists_in(optimizer):
+    for part, thing in keras_versions.held_by(optimizer):
+        held = thing.values() if isinstance(thing, dict) else thing
         # Keras 3 has the variables of each optimizer there.
         own = list(getattr(part, "_trainable_variables", None) or variables)
-        if held is not own and len(held) == len(own):
+        if isinstance(thing, (dict, list, tuple)) and len(held) == len(own):
             for variable, slot in zip(own, held):
                 if slot is not variable and hasattr(slot, "assign"):
                     slots[id(variable)].append(slot)
-    for name in optimizer.get_slot_names() if _is_legacy(optimizer) else []:
+    for name in getattr(optimizer, "get_slot_names", list)():
         for variable in variables:
             slots[id(variable)].append(optimizer.get_slot(variable, name))
     return slots
-
-
-def _is_legacy(optimizer: Any) -> bool:
-    return hasattr(optimizer, "get_slot_names")
-
-
-def _lists_in(optimizer: Any) -> Iterator[Tuple[Any, List[Any]]]:
-    """Yields an optimizer or one within it, and a list or a dict's values in it."""
-    seen: Set[int] = set()
-    waiting = [(optimizer, optimizer)]
-    while waiting:
-        part, thing = waiting.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if hasattr(thing, "apply_gradients"):
-            waiting.extend((thing, held) for held in vars(thing).values())
-        elif isinstance(thing, (dict, list, tuple)):
-            held = list(thing.values() if isinstance(thing, dict) else thing)
-            yield part, held
-            waiting.extend((part, each) for each in held)

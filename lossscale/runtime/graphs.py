@@ -38,8 +38,8 @@ def graph_of(tensor: Tensor) -> Optional[Graph]:
 def visible_graphs() -> Iterable[Optional[Graph]]:
     """Yields the current graph and those around it whose tensors it may use.
 
-    A branch or a loop's body may use those of the graph around it. A nested
-    `tf.function` may not: its trace is used again elsewhere.
+    A branch or a loop's body may use those of the graph around it, a nested
+    `tf.function` may not.
     """
     graph: Any = current_graph()
     yield graph
@@ -74,7 +74,7 @@ def is_visible(tensor: Tensor) -> bool:
 def context_of(where: Any) -> Any:
     """Returns the loop or branch of `tf.compat.v1`, or the XLA, of an operation.
 
-    None: it is in none. A graph stands for the operation that is created next in it.
+    A graph stands for the operation that is created next in it.
     """
     return where._get_control_flow_context()  # not public
 

@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.util
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import tensorflow as tf
 
@@ -220,6 +220,25 @@ def is_own_wrapper(optimizer: Any) -> bool:
     if keras3() is not None:
         wrappers.append(keras3().optimizers.LossScaleOptimizer)
     return isinstance(optimizer, tuple(wrappers))
+
+
+def held_by(optimizer: Any) -> Iterator[Tuple[Any, Any]]:
+    """Yields an optimizer and what it holds, each once, after the one that holds it.
+
+    It looks into other optimizers, lists and dicts.
+    """
+    seen, waiting = set(), [(optimizer, optimizer)]
+    while waiting:
+        part, thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        yield part, thing
+        if hasattr(thing, "apply_gradients"):
+            part, thing = thing, vars(thing)
+        held = thing.values() if isinstance(thing, dict) else thing
+        if isinstance(thing, (dict, list, tuple)):
+            waiting.extend((part, each) for each in held)
 
 
 def variable_name(variable: Variable) -> str:

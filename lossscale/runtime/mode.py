@@ -17,12 +17,6 @@ _ARGUMENTS = inspect.signature(tf.function).parameters
 COMPILED_BY_XLA = {
     "jit_compile" if "jit_compile" in _ARGUMENTS else "experimental_compile": True,
 }
-#: The argument of tf.function that makes one trace serve batches of many shapes.
-ANY_SHAPES = {
-    "reduce_retracing"
-    if "reduce_retracing" in _ARGUMENTS
-    else "experimental_relax_shapes": True,
-}
 _VERSION = tuple(map(int, tf.__version__.split(".")[:2]))
 
 

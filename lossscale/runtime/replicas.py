@@ -74,8 +74,7 @@ def refuse_mesh(variables: Iterable[Variable]) -> None:
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` on every replica with that replica's part of `args`.
 
-    In cross-replica context, the results are returned as `PerReplica`. Elsewhere the
-    code runs on one replica, and `function` is called once.
+    In cross-replica context it returns `PerReplica`, elsewhere what this replica does.
     """
     if tf.distribute.in_cross_replica_context():
         strategy = tf.distribute.get_strategy()
@@ -151,9 +150,6 @@ def agree(is_finite: Flag) -> Flag:
     It counts the replicas whose flag is False: booleans cannot be reduced, and every
     collective takes a `float32` scalar on every device. In cross-replica context,
     `is_finite` is `PerReplica`.
-
-    `LossScale.update` calls this. The step of an optimizer reduces its flag in
-    `lossscale/optimizer/reduction.py`, which can also look at sums of gradients.
     """
     if not tf.distribute.has_strategy():
         return is_finite
@@ -186,8 +182,7 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
     If replicas are threads, two things fail in replica context. A branch of a `tf.cond`
     cannot communicate with the other replicas, and each thread in turn would change a
     variable that is not mirrored. So `function` is then called in cross-replica
-    context, with `PerReplica` arguments. Unlike TensorFlow's `merge_call`, this one
-    does not pass the strategy to `function`.
+    context, with `PerReplica` arguments.
     """
     if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
         return function(*args)

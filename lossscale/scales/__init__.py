@@ -4,7 +4,6 @@ These files know gradients and replicas, but no optimizer. Each file that is not
 here is one loss scale, such as `headroom.py`, and imports only `base` and `adjustment`
 of this package. The others, in the order of imports:
 
-* `checks`: checks of what a user's loss scale returns;
 * `adjustment`: one step of a loss scale: its rule runs, it is counted;
 * `variables`: what loss scales and guards have in common;
 * `base`: the contract, LossScale;

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import collections.abc
+import contextlib
 from functools import partial
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor
+from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import either, group_ops, select
 from lossscale.runtime.loss_scale_warning import warn
-from lossscale.scales.checks import (
-    LossScale,
-    checked_values,
-    checked_verdict,
-    variable_of,
-)
+
+#: A loss scale of `base`, which imports this module.
+LossScale = Any
 
 
 class State:
@@ -36,20 +35,6 @@ class State:
         return tf.convert_to_tensor(variable_of(self._owner, name))
 
 
-class Adjusted(NamedTuple):
-    """What became of a step.
-
-    Attributes:
-      op: An operation that adjusts the loss scale and the guard, None in eager mode.
-      should_apply: Whether to apply the step.
-      is_usual: False if the guard leaves the step out. True without one.
-    """
-
-    op: Op
-    should_apply: Any
-    is_usual: Any
-
-
 def adjust_to_step(
     loss_scale: LossScale,
     is_finite: Flag,
@@ -59,7 +44,7 @@ def adjust_to_step(
     guard: Any = None,
     grads: Optional[Grads] = None,
     shared: Any = None,
-) -> Adjusted:
+) -> Tuple[Op, Any, Any]:
     """Has the guard judge a step, runs the rule of a loss scale, and counts the step.
 
     The caller has checked the gradients, or the arguments. What becomes of a step:
@@ -83,9 +68,13 @@ def adjust_to_step(
       guard: A `Guard`, or None.
       grads: The gradients, for a subclass with its own `update`.
       shared: The `SharedStep` of a loss scale that several optimizers share, or None.
+
+    Returns:
+      An operation that adjusts both, None in eager mode; whether to apply the step; and
+      False if the guard leaves it out.
     """
     if guard is None and shared is None and grads is None and rule_learns is True:
-        return Adjusted(*_learned(loss_scale, is_finite, largest, is_finite), True)
+        return (*_learned(loss_scale, is_finite, largest, is_finite), True)
     is_usual: Flag = True
     values: Dict[str, Tensor] = {}
     old = State(guard)
@@ -96,7 +85,7 @@ def adjust_to_step(
         with tf.control_dependencies([group_ops(list(values.values()))]):
             is_usual = tf.identity(is_usual)
     applies = is_finite
-    sharing: Any = nullcontext
+    sharing: Any = contextlib.nullcontext
     if shared is not None:
         joined = shared.joined(is_finite, largest, rule_learns)
         is_finite, largest, rule_learns = joined
@@ -109,14 +98,11 @@ def adjust_to_step(
             return _learned(loss_scale, is_finite, largest, applies)
 
     if is_usual is True and rule_learns is True:
-        return Adjusted(*learn(), True)
+        return (*learn(), True)
 
     def count() -> Flag:
-        bad = tf.constant(False)
-        of_bad_step = bad, arithmetic.infinite_unless(bad)
-        only_count = partial(_change, loss_scale, False)
         with sharing():
-            op, _ = replicas.merge_call(only_count, *of_bad_step)
+            op = replicas.merge_call(partial(_ignore, loss_scale))
         return flag_after(op, applies)
 
     def leave_out() -> Flag:
@@ -144,7 +130,7 @@ def adjust_to_step(
     with tf.control_dependencies([should_apply]):
         new = {n: select(applies, v, getattr(old, n)) for n, v in values.items()}
         assigned = assign(guard, new)
-    return Adjusted(group_ops([should_apply, *assigned]), should_apply, is_usual)
+    return group_ops([should_apply, *assigned]), should_apply, is_usual
 
 
 def _learned(
@@ -153,17 +139,10 @@ def _learned(
     """Runs the rule of a loss scale, and counts the step."""
     if not loss_scale.checks_gradients:
         return group_ops([]), True
-    if loss_scale.needs_largest and largest is None:
-        raise TypeError(
-            "`largest` must be the greatest magnitude of the step's unscaled "
-            f"gradients, since {type(loss_scale).__name__} needs it, got None. "
-            "`update(grads)` computes it."
-        )
     if largest is not None:
         is_requested = loss_scale.last_largest is not None
         largest = arithmetic.bounded(is_finite, largest) if is_requested else None
-    change = partial(_change, loss_scale, True)
-    op, may_fail = replicas.merge_call(change, is_finite, largest)
+    op, may_fail = replicas.merge_call(partial(_change, loss_scale), is_finite, largest)
     # Usually the gradients need not wait for the loss scale.
     return op, flag_after(op, applies) if may_fail else applies
 
@@ -191,46 +170,36 @@ def flag_after(op: Op, flag: Any) -> Flag:
 
 
 def _change(
-    loss_scale: LossScale, learns: bool, is_finite: Flag, largest: Optional[Scalar]
-) -> Tuple[Op, bool]:
-    """Runs the rule, unless it ignores the step, and counts that: for `merge_call`.
-
-    Returns an operation, and whether it may fail since a shape is not known yet.
-    """
-    is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
-    largest = replicas.local_result(largest)
-    values: Dict[str, Tensor] = {}
-    ops, may_fail, ignored = [], False, loss_scale.ignored_loss_steps
-    if learns:
-        values, may_fail = new_values(loss_scale, is_finite, largest)
-    elif ignored is not None:
-        ops.append(ignored.assign_add(1, read_value=False))
-    ops.append(_count(loss_scale, is_finite, largest, values))
-    return group_ops(ops), may_fail
-
-
-def new_values(
     loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> Tuple[Dict[str, Tensor], bool]:
-    """Returns what the rule makes of the variables, by name. Assigns nothing.
+) -> Tuple[Op, bool]:
+    """Runs the rule, assigns what it returns, and counts the step: for `merge_call`.
 
     Also returns whether only a run can tell if a value has the right shape.
     """
+    is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
+    largest = replicas.local_result(largest)
     state, name = State(loss_scale), "current_loss_scale"
     current = valid = None
     if hasattr(loss_scale, "initial_loss_scale") and hasattr(loss_scale, name):
         current = state.current_loss_scale
         state.current_loss_scale = valid = repaired(loss_scale, current)
-    if loss_scale.needs_largest:
-        values = loss_scale.next_state(state, is_finite, largest)
-    else:
-        values = loss_scale.next_state(state, is_finite)
+    seen = (is_finite, largest) if loss_scale.needs_largest else (is_finite,)
+    values = loss_scale.next_state(state, *seen)
     wanted = f"`next_state` of {type(loss_scale).__name__} must return"
     values, may_fail = checked_values(loss_scale, wanted, values)
     if valid is not current:  # what was replaced is moved no further
         moved = values.get(name, valid)
         values[name] = select(tf.equal(current, valid), moved, valid)
-    return values, may_fail
+    return _count(loss_scale, is_finite, largest, values), may_fail
+
+
+def _ignore(loss_scale: LossScale) -> Op:
+    """Counts a bad step of which the rule does not learn: for `merge_call`."""
+    bad, ops = tf.constant(False), []
+    if loss_scale.ignored_loss_steps is not None:
+        ops.append(loss_scale.ignored_loss_steps.assign_add(1, read_value=False))
+    infinite = arithmetic.infinite_unless(bad)
+    return group_ops([*ops, _count(loss_scale, bad, infinite, {})])
 
 
 def _count(
@@ -272,8 +241,7 @@ def repaired(loss_scale: LossScale, current: Scalar) -> Scalar:
 
     A file may hold 0, as Keras 3's own wrapper writes it, or anything else, and a rule
     of a user's own may return it. A rule that multiplies would never leave 0, NaN or
-    infinity. So the next step brings such a value back, and moves it no further. Eager
-    mode warns.
+    infinity. So the next step brings such a value back. Eager mode warns.
     """
     floor = getattr(loss_scale, "min_loss_scale", arguments.FLOAT32_MIN)
     knows_values = mode.current().knows_values
@@ -281,8 +249,7 @@ def repaired(loss_scale: LossScale, current: Scalar) -> Scalar:
     if knows_values and float(np.float32(floor)) <= float(current) < float("inf"):
         return current
     is_number = tf.logical_and(current > 0.0, current <= tf.float32.max)  # NaN is not
-    valid = tf.maximum(current, floor)
-    valid = select(is_number, valid, loss_scale.initial_loss_scale)
+    valid = select(is_number, tf.maximum(current, floor), loss_scale.initial_loss_scale)
     if knows_values:
         warn(
             f"The loss scale was {float(current)!r}, but it must be finite and at "
@@ -292,3 +259,132 @@ def repaired(loss_scale: LossScale, current: Scalar) -> Scalar:
             "positive and finite."
         )
     return valid
+
+
+def variable_of(loss_scale: LossScale, name: str) -> Variable:
+    """Returns the variable that is the attribute `name`, or raises."""
+    value = getattr(loss_scale, name, None)
+    if isinstance(value, tf.Variable):
+        return value
+    cls = type(loss_scale).__name__
+    create = f"self.{name} = self._add_weight({name!r}, 0)"
+    if hasattr(value, "assign"):
+        raise TypeError(
+            f"`{name}` of {cls} must be a tf.Variable, got {shown(value)}. Create it "
+            f"in the constructor: {create}"
+        )
+    variables = [k for k, v in vars(loss_scale).items() if isinstance(v, tf.Variable)]
+    raise AttributeError(
+        f"{cls} must have the variables that its rule names, "
+        f"{', '.join(sorted(variables))}, got {name!r}. Correct the name, or create "
+        f"the variable in the constructor: {create}"
+    )
+
+
+def checked_values(
+    loss_scale: LossScale, wanted: str, values: Any
+) -> Tuple[Dict[str, Tensor], bool]:
+    """Returns new values by name as tensors, or an error that `wanted` begins.
+
+    Also returns whether a shape is not known yet: if it is wrong, the run raises.
+    """
+    if not isinstance(values, collections.abc.Mapping):
+        raise TypeError(
+            f"{wanted} a dictionary of new values by the names of variables, got "
+            f"{shown(values)}."
+        )
+    checked, may_fail = {}, False
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{wanted} a dictionary of new values by the names of variables, got "
+                f"the key {shown(name)}. Write the name as a string."
+            )
+        variable = variable_of(loss_scale, name)
+        dtype, shape = variable.dtype.base_dtype, variable.shape
+        new = value if isinstance(value, tf.Tensor) else _converted(value, dtype)
+        # A graph takes an eager tensor of any dtype.
+        if new is None or new.dtype != dtype or not shape.is_compatible_with(new.shape):
+            raise TypeError(
+                f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
+                f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
+            )
+        if not new.shape.is_fully_defined():
+            new, may_fail = tf.ensure_shape(new, shape), True
+        checked[name] = new
+    return checked, may_fail
+
+
+def _converted(value: Any, dtype: tf.DType) -> Optional[Tensor]:
+    """Returns a value as a tensor, None if it has no such dtype."""
+    if not isinstance(value, (tf.IndexedSlices, tf.SparseTensor)):
+        with contextlib.suppress(TypeError, ValueError):
+            return tf.convert_to_tensor(value, dtype)
+    return None
+
+
+def checked_verdict(guard: Any, verdict: Any) -> Tuple[Tensor, Dict[str, Tensor]]:
+    """Returns what a guard's `judge` has returned, a flag and new values, or raises."""
+    wanted = f"`judge` of {type(guard).__name__} must return (should_apply, values)"
+    if not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
+        raise TypeError(
+            f"{wanted}, got {shown(verdict)}. Write return should_apply, {{}} if no "
+            "variable changes."
+        )
+    flag = f"{wanted} whose `should_apply` is a bool, or a bool tensor of one element"
+    fix = "Write a comparison such as `largest < 100.0`"
+    should_apply = _one_element(flag, verdict[0], "a bool", fix, TypeError)
+    values, _ = checked_values(guard, f"{wanted} whose `values` are", verdict[1])
+    return should_apply, values
+
+
+def checked_step(
+    is_finite: Any, largest: Optional[Any], is_used: bool
+) -> Tuple[Flag, Optional[Scalar]]:
+    """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
+
+    A step whose `largest` is no magnitude is not finite. `is_used`: whether it counts.
+    """
+    must = "`{}` must be {}, or a tensor of one element"
+    wanted = must.format("is_finite", "a bool")
+    is_finite = _one_element(wanted, is_finite, "a bool", "Pass a flag")
+    if largest is None or not is_used:
+        return is_finite, largest
+    wanted, value = must.format("largest", "a number"), largest
+    largest = _one_element(wanted, largest, "a number", "Pass a magnitude")
+    wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
+    # Infinity as a constant would stop a run that looks for infinities.
+    is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
+    if mode.current().knows_values and is_finite and not is_magnitude:
+        raise ValueError(
+            "`largest` must be a finite number from 0 on if the gradients were "
+            f"finite, got {shown(value)}. If not, pass is_finite=False."
+        )
+    is_finite = tf.logical_and(is_finite, is_magnitude)
+    return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
+
+
+def _one_element(
+    wanted: str, value: Any, kind: str, fix: str, of_shape: Type[Exception] = ValueError
+) -> Tensor:
+    """Returns what is "a bool" or "a number" as a tensor of shape `[]`, or raises."""
+
+    def refused(error: Type[Exception]) -> Exception:
+        return error(
+            f"{wanted}, got {shown(value)}. {fix}; to reduce several to one, "
+            "tf.reduce_all is for flags, tf.reduce_max for numbers."
+        )
+
+    # TensorFlow would keep a tensor for each Python number that it was ever given.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        tensor = tf.convert_to_tensor(np.asarray(float(value)) if is_number else value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refused(TypeError) from error
+    dtype = tensor.dtype
+    is_real = dtype.is_floating or dtype.is_integer
+    if not (dtype.is_bool if kind == "a bool" else is_real):
+        raise refused(TypeError)
+    if tensor.shape.num_elements() not in {None, 1}:
+        raise refused(of_shape)
+    return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import functools
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    FrozenSet,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Callable, FrozenSet, Mapping, Optional, Tuple
 
 import tensorflow as tf
 
@@ -22,55 +14,35 @@ from lossscale import arguments
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.number_like import NumberLike
-from lossscale.scales.adjustment import adjust_to_step
-from lossscale.scales.checks import checked_step
+from lossscale.scales.adjustment import adjust_to_step, checked_step
 from lossscale.scales.variables import HasVariables
 
 
-class Product(NamedTuple):
-    """A loss that was multiplied by a loss scale.
-
-    `factor` is `loss_scale` in the dtype in which it multiplied the loss. None: a
-    subclass multiplied in its own way. `product` is the scaled loss.
-    """
+@dataclass(frozen=True)
+class Product:
+    """A loss that was multiplied by a loss scale, and the scaled loss, `product`."""
 
     loss: Tensor
     loss_scale: Scalar
+    #: The loss scale as it multiplied the loss. None: a subclass did it in its own way.
     factor: Optional[Scalar]
     product: Tensor
 
 
-class Observer:
-    """To whom a loss scale ("it") reports each use. This one ignores the reports.
-
-    Optimizers that share it set another one.
-    """
-
-    def note_read(self, tensor: Scalar) -> None:
-        """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
-
-    def note_float(self) -> None:
-        """A program read it as a Python number. No graph shows where that goes."""
-
-    def note_loss(self, product: Product, owner: Any) -> None:
-        """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
-
-    def unscale(self, loss_scale: LossScale, grads: Grads) -> Grads:
-        """Returns gradients divided by what multiplied their loss, if that is known.
-
-        If it is not, as here, they are divided by the loss scale of now.
-        """
-        unscaled: Grads = loss_scale.unscale_by(grads, loss_scale._value())
-        return unscaled
-
-    def __deepcopy__(self, memo: object) -> Observer:
-        return Observer()  # the copy of a loss scale has other optimizers
-
-
+_A_GUARD = """\
+What leaves finite steps out is a guard: derive a class from lossscale.Guard, write \
+`judge(state, largest)` there, and pass it as LossScaleOptimizer(inner_optimizer, \
+loss_scale, guard=...)."""
+_A_RULE = """\
+Write the rule in `next_state(state, is_finite)`, which returns the new values of the \
+variables by name."""
+#: What no subclass may have, and what to write instead.
+_OF_OTHERS = {"judge": _A_GUARD, "_judge": _A_GUARD, "adjust": _A_RULE}
+_OF_OTHERS["_adjust"] = _A_RULE
 #: The methods of which `_overridden` tells whether a subclass has its own.
 _OVERRIDABLE = ("update", "next_state", "scale", "scale_by", "_value")
 
@@ -126,29 +98,20 @@ class LossScale(NumberLike, HasVariables):
     has_scaled: bool = False
     has_been_read: bool = False
     _can_change: bool = True
-    #: To whom each use is reported: one for all optimizers that share it.
-    _observer = Observer()
+    #: The `Uses` of the optimizers that share it, to which each use is reported.
+    _observer: Any = None
     #: Which of `_OVERRIDABLE` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
     _base_call = "super().__init__(initial_loss_scale)"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("judge", "_judge"):
-            if hasattr(cls, name):
+        for name, write in _OF_OTHERS.items():
+            if getattr(cls, name, None) is not getattr(LossScale, name, None):
                 raise TypeError(
-                    f"A loss scale must not have `{name}`, got one in {cls.__name__}. "
-                    "What leaves finite steps out is a guard: derive a class from "
-                    "lossscale.Guard, write `judge(state, largest)` there, and pass it "
-                    "as LossScaleOptimizer(inner_optimizer, loss_scale, guard=...)."
+                    f"A loss scale must not have its own `{name}`, got one in "
+                    f"{cls.__name__}. {write}"
                 )
-        if hasattr(cls, "_adjust") or cls.adjust is not LossScale.adjust:
-            name = "_adjust" if hasattr(cls, "_adjust") else "adjust"
-            raise TypeError(
-                f"A loss scale must not have its own `{name}`, got one in "
-                f"{cls.__name__}. Write the rule in `next_state(state, is_finite)`, "
-                "which returns the new values of the variables by name."
-            )
         if "__call__" in vars(cls):
             cls._report_reads(vars(cls)["__call__"])
         cls._overridden = frozenset(
@@ -196,8 +159,7 @@ class LossScale(NumberLike, HasVariables):
             raise TypeError(
                 "A loss scale must not hold another one, got "
                 f"{type(value).__name__} for the attribute `loss_scale` of "
-                f"{type(self).__name__}. What leaves finite steps out is a guard: pass "
-                "it as LossScaleOptimizer(inner_optimizer, loss_scale, guard=...)."
+                f"{type(self).__name__}. {_A_GUARD}"
             )
         super().__setattr__(name, value)
 
@@ -219,7 +181,8 @@ class LossScale(NumberLike, HasVariables):
     def _note_read(self, value: Tensor) -> Tensor:
         # The caller may multiply a loss by it.
         self.has_been_read = True
-        self._observer.note_read(value)
+        if self._observer is not None:
+            self._observer.note_read(value)
         return value
 
     def _scaled(self, loss: Tensor, owner: Any) -> Any:
@@ -234,7 +197,8 @@ class LossScale(NumberLike, HasVariables):
             factor = tf.cast(value, wide.dtype)
             product = Product(loss, value, factor, arithmetic.multiply(wide, factor))
         self.__dict__.update(has_scaled=True)
-        self._observer.note_loss(product, owner)
+        if self._observer is not None:
+            self._observer.note_loss(product, owner)
         return product.product
 
     @property
@@ -327,7 +291,7 @@ class LossScale(NumberLike, HasVariables):
         return nullcontext() if is_here else strategy.scope()
 
     def keep_largest(self) -> None:
-        """Keeps the greatest magnitude of each step's gradients in `last_largest`.
+        """Keeps the greatest magnitude of each step in `last_largest`, from now on.
 
         The rule does not get it. Call this before tracing.
         """
@@ -361,6 +325,12 @@ class LossScale(NumberLike, HasVariables):
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
         """
+        if self.needs_largest and largest is None and self.checks_gradients:
+            raise TypeError(
+                "`largest` must be the greatest magnitude of the step's unscaled "
+                f"gradients, since {type(self).__name__} needs it, got None. "
+                "`update(grads)` computes it."
+            )
         is_used = self.last_largest is not None
         is_finite, largest = checked_step(is_finite, largest, is_used)
         return tuple(adjust_to_step(self, is_finite, largest)[:2])
@@ -385,7 +355,8 @@ class LossScale(NumberLike, HasVariables):
         So the loss and a metric can have the same.
         """
         self.__dict__.update(has_scaled=True)
-        self._observer.note_read(loss_scale)
+        if self._observer is not None:
+            self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
 
     @do_not_convert
@@ -404,6 +375,8 @@ class LossScale(NumberLike, HasVariables):
           A nest of the same structure, sparsity and dtypes. So small float16 gradients
           become zero. What holds no floating-point numbers is unchanged.
         """
+        if self._observer is None:
+            return self.unscale_by(grads, self._value())
         unscaled = self._observer.unscale(self, tf.nest.flatten(grads))
         return tf.nest.pack_sequence_as(grads, unscaled)
 
@@ -418,5 +391,6 @@ class LossScale(NumberLike, HasVariables):
 
     def __float__(self) -> float:
         number = self._to_show()
-        self._observer.note_float()
+        if self._observer is not None:
+            self._observer.note_float()
         return number

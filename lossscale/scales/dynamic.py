@@ -108,20 +108,7 @@ class DynamicLossScale(LossScale):
         backoff_cooldown: Optional[int] = None,
         overflow_tolerance: Optional[float] = None,
     ) -> None:
-        _ARGUMENTS.keep(
-            self,
-            initial_loss_scale=initial_loss_scale,
-            increment_period=increment_period,
-            multiplier=multiplier,
-            backoff_factor=backoff_factor,
-            hysteresis=hysteresis,
-            hysteresis_reset=hysteresis_reset,
-            min_loss_scale=min_loss_scale,
-            max_loss_scale=max_loss_scale,
-            search_period=search_period,
-            backoff_cooldown=backoff_cooldown,
-            overflow_tolerance=overflow_tolerance,
-        )
+        _ARGUMENTS.keep(self, locals())
         arguments.within_bounds(vars(self))
         super().__init__(self.initial_loss_scale)
         # TensorFlow's names, too: its checkpoints restore current_loss_scale and this.

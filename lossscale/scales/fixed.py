@@ -46,11 +46,7 @@ class FixedLossScale(LossScale):
     _can_change = False
 
     def __init__(self, loss_scale_value: float, skip_nonfinite: bool = False) -> None:
-        _ARGUMENTS.keep(
-            self,
-            loss_scale_value=loss_scale_value,
-            skip_nonfinite=skip_nonfinite,
-        )
+        _ARGUMENTS.keep(self, locals())
         super().__init__()
         self.checks_gradients = self.skip_nonfinite
 

@@ -1,4 +1,4 @@
-"""Guard: the contract of what leaves finite steps out, and what a step does with it."""
+"""Guard: the contract of what leaves finite steps out."""
 
 from __future__ import annotations
 
@@ -17,17 +17,9 @@ class Guard(HasVariables):
 
     `SpikeGuard` is one. Your own implements `judge` and `get_config`, and sets
     `left_out_as`: https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md.
-    An optimizer asks it about each of its steps:
-
-    ```
-    is_finite = every gradient is finite, on every replica
-    should_apply, values = guard.judge(state, largest)     # of a finite step only
-    if is_finite and not should_apply: the step is left out, and the loss scale's rule
-      does not learn of it
-    ```
-
-    It can only leave a step out: one that is not finite is never applied. A step that
-    is left out changes no weight, slot or loss scale. Only the guard's own variables
+    An optimizer asks it about each of its finite steps. It can only leave a step out:
+    one that is not finite is never applied. A step that is left out changes no weight,
+    slot or loss scale, whose rule does not learn of it. Only the guard's own variables
     and the loss scale's `last_largest` get new values. Each optimizer has its own.
 
     Attributes:
@@ -63,10 +55,7 @@ class Guard(HasVariables):
         self._unsaved = SimpleNamespace(owner=lambda: None)
 
     def _claim(self, engine: Any) -> None:
-        """Makes an engine the only one whose steps this guard judges. None: no engine.
-
-        Raises an error if another engine in use has claimed it.
-        """
+        """Makes an engine the only one whose steps it judges. None: no engine."""
         owner, cls = self._unsaved.owner(), type(self).__name__
         # A copy has the reference, too, and the engine has another guard.
         is_taken = owner is not None and owner.guard is self and not owner._is_replaced

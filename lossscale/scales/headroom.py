@@ -80,15 +80,7 @@ class HeadroomLossScale(LossScale):
         min_loss_scale: float = 1.0,
         max_loss_scale: Optional[float] = None,
     ) -> None:
-        _ARGUMENTS.keep(
-            self,
-            initial_loss_scale=initial_loss_scale,
-            headroom=headroom,
-            half_life=half_life,
-            increment_period=increment_period,
-            min_loss_scale=min_loss_scale,
-            max_loss_scale=max_loss_scale,
-        )
+        _ARGUMENTS.keep(self, locals())
         self._highest = self.max_loss_scale or _HIGHEST
         arguments.within_bounds({**vars(self), "max_loss_scale": self._highest})
         super().__init__(self.initial_loss_scale)

@@ -17,22 +17,20 @@ at each step of this optimizer:
 ```
 
 Of ten such steps in a row the tenth counts. If more than one in five is such a step,
-some of them count. If fewer are, as one bad batch in ten, none ever does.
-
-A good step computes nothing for this: at a step with a bad loss, the optimizer's own
-count of applied steps tells how many were applied since the last one. An optimizer that
-never raises that count has every tenth bad loss counted.
+some of them count. If fewer are, as one bad batch in ten, none ever does. A good step
+computes nothing for this: at a bad one, the optimizer's own count of applied steps
+tells how many were applied since the last one.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import tensorflow as tf
 
 from lossscale.runtime import keras_versions, replicas
 from lossscale.runtime.aliases import Flag, Scalar, Variable
-from lossscale.runtime.control import group_ops
+from lossscale.runtime.control import either, group_ops
 from lossscale.scales.base import LossScale
 
 #: What a step with a bad loss adds to the level. An applied step takes 1 away.
@@ -55,6 +53,13 @@ def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
     return tf.where(counts, tf.zeros_like(higher), higher), counts
 
 
+def read_count(applied_steps: Callable[[], Any]) -> Scalar:
+    """Returns an optimizer's count of applied steps, `int64` of shape `[]`."""
+    with tf.init_scope():  # a legacy optimizer's is created when it is asked for
+        variable = keras_versions.tensor_of(applied_steps())
+    return tf.cast(tf.convert_to_tensor(replicas.local_result(variable)), tf.int64)
+
+
 def count_ignored_steps(loss_scale: LossScale) -> None:
     """Has a loss scale count ignored bad steps."""
     if loss_scale.ignored_loss_steps is None:
@@ -67,8 +72,8 @@ def count_ignored_steps(loss_scale: LossScale) -> None:
 class IgnoredLosses:
     """The level of one optimizer, in variables that each file with its state holds."""
 
-    def __init__(self, applied_steps: Optional[Callable[[], Any]]) -> None:
-        """`applied_steps` returns the optimizer's count of applied steps, or None."""
+    def __init__(self, applied_steps: Callable[[], Any]) -> None:
+        """`applied_steps` returns the optimizer's count of applied steps."""
         self._applied_steps = applied_steps
         #: The level after the last step with a bad loss.
         self.level = replicas.new_variable(LEVEL, 0, tf.int64)
@@ -81,9 +86,18 @@ class IgnoredLosses:
     def saved(self) -> Dict[str, Variable]:
         return {LEVEL: self.level, LEVEL_AT: self.at}
 
+    def rule_learns(self, is_finite: Flag, at_fault: Callable[[], Flag]) -> Flag:
+        """Whether the rule learns of a step: not of a bad loss, unless there are many.
+
+        `at_fault` tells whether a loss is at fault. It is asked of bad steps only.
+        """
+        return either(
+            is_finite, lambda: tf.constant(True), lambda: self.counts(at_fault())
+        )
+
     def counts(self, is_of_loss: Flag) -> Flag:
         """Whether a bad step counts. Moves the level if a loss was at fault."""
-        applied = self._applied()
+        applied = read_count(self._applied_steps)
         level, at = tf.convert_to_tensor(self.level), tf.convert_to_tensor(self.at)
         # The optimizer's count may have been set back.
         since = tf.maximum(applied - at, 0)
@@ -97,11 +111,3 @@ class IgnoredLosses:
         # In a session an operation runs only if another one waits for it.
         with tf.control_dependencies([group_ops(written)]):
             return tf.logical_or(counts, tf.logical_not(is_of_loss))
-
-    def _applied(self) -> Scalar:
-        if self._applied_steps is None:
-            return tf.constant(0, tf.int64)
-        with tf.init_scope():  # a legacy optimizer's is created when it is asked for
-            variable = keras_versions.tensor_of(self._applied_steps())
-        value = tf.convert_to_tensor(replicas.local_result(variable))
-        return tf.cast(value, tf.int64)

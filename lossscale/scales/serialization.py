@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from typing import Any, Dict, Optional
 
@@ -17,7 +16,6 @@ from lossscale.scales.fixed import FixedLossScale
 from lossscale.scales.guard import Guard
 from lossscale.scales.variables import HasVariables
 
-_FROM_CONFIG = HasVariables.from_config.__func__  # type: ignore[attr-defined]
 _NO_LOSS_SCALE = """\
 `loss_scale` must be a loss scale, got a {0}, which is a guard and holds none. Write \
 LossScaleOptimizer(inner_optimizer, "dynamic", guard={0}(...)); for bfloat16 and \
@@ -77,7 +75,19 @@ def get_checked(identifier: Any, guard: Optional[Guard]) -> Optional[LossScale]:
     loss_scale = get(identifier)
     if guard is not None and isinstance(identifier, numbers.Real):
         return FixedLossScale(float(identifier), skip_nonfinite=True)
+    if guard is not None and loss_scale is not None:
+        check_it_checks(loss_scale, "a guard")
     return loss_scale
+
+
+def check_it_checks(loss_scale: LossScale, what: str) -> None:
+    """Raises if a loss scale is used with what needs checked gradients."""
+    if not loss_scale.checks_gradients:
+        raise ValueError(
+            f"`loss_scale` must be one that checks gradients with {what}, got a "
+            f"{type(loss_scale).__name__} that checks none, so that every step is "
+            "applied. Write FixedLossScale(..., skip_nonfinite=True)."
+        )
 
 
 def get_guard(identifier: Any) -> Optional[Guard]:
@@ -162,15 +172,6 @@ def _deserialized(
             f'`{argument}["config"]` must be a dict of the arguments of {name}, got '
             f"{shown(settings)}."
         )
-    # A user's class may read its config in its own way.
-    if getattr(cls.from_config, "__func__", None) is _FROM_CONFIG:
-        try:
-            inspect.signature(cls).bind(**settings)
-        except TypeError as error:
-            raise TypeError(
-                f'`{argument}["config"]` must hold the arguments of {cls.__name__}, '
-                f"got {shown(settings)}: {error}."
-            ) from error
     built = {}
     for key, value in settings.items():
         is_config = isinstance(value, dict) and {"class_name", "config"} <= set(value)

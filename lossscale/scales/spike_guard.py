@@ -87,13 +87,7 @@ class SpikeGuard(Guard):
                 f"{arguments.shown(loss_scale)}. Write LossScaleOptimizer("
                 'inner_optimizer, "dynamic", guard=SpikeGuard(...)).'
             )
-        _ARGUMENTS.keep(
-            self,
-            threshold=threshold,
-            window=window,
-            max_in_a_row=max_in_a_row,
-            min_ratio=min_ratio,
-        )
+        _ARGUMENTS.keep(self, locals())
         super().__init__()
         self.recent = self._add_weight("recent", [0.0] * self.window, tf.float32)
         self.limit = self._add_weight("limit", arguments.FLOAT32_MAX, tf.float32)

@@ -28,7 +28,7 @@ compile=False) and tf.train.Checkpoint(model=model) do, and go on with
 class HasVariables(OnlyInSavedModels, metaclass=abc.ABCMeta):
     """An object with variables that checkpoints hold, and arguments that configs hold.
 
-    Its constructor sets `_unsaved` when it has made the variables of every such object.
+    Its constructor ends with `_unsaved`: the variables of every such object are made.
     """
 
     #: What programs and errors call such an object.
