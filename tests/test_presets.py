@@ -32,7 +32,7 @@ def page():
 
 def difference(words):
     """Returns the argument that a part of a row is about, and what the row says."""
-    if words == "the default":
+    if words == "nothing":
         return "", None
     if words == "no floor":
         return "min_loss_scale", TINY
@@ -40,7 +40,7 @@ def difference(words):
     if first == "your":
         return WORDS[rest], "yours"
     if first == "at":
-        return WORDS["cleared"], set(rest.split(" and "))
+        return WORDS["cleared"], set(rest.replace(" steps", "").split(" and "))
     return WORDS[first], rest
 
 
