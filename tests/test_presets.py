@@ -16,16 +16,32 @@ from lossscale.presets import PRESETS
 TINY = float(np.finfo(np.float32).tiny)
 MAX = float(np.finfo(np.float32).max)
 ASKED = {"initial_loss_scale": 4096.0, "increment_period": 7, "hysteresis": 3}
-#: What the table shows: its columns are in the order of the arguments.
+#: The arguments that a row may name, in their order, and its words for them.
 COLUMNS = [*DynamicLossScale().get_config()]
+NAMES = "start period up down hysteresis cleared floor ceiling"
+WORDS = dict(zip(NAMES.split(), COLUMNS))
 
 
 def page():
-    """Returns preset -> its cells in docs/choosing.md, by argument."""
+    """Returns preset -> what docs/choosing.md says of it, by argument."""
     text = (ROOT / "docs" / "choosing.md").read_text()
-    lines = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", text, flags=re.MULTILINE)
-    rows = [(name, re.split(r" *\| *", line)) for name, line in lines]
-    return {n: dict(zip(COLUMNS, c)) for n, c in rows if len(c) == len(COLUMNS)}
+    section = text.split("| preset |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", section, flags=re.MULTILINE)
+    return {name: dict(map(difference, cell.split(", "))) for name, cell in rows}
+
+
+def difference(words):
+    """Returns the argument that a part of a row is about, and what the row says."""
+    if words == "nothing":
+        return "", None
+    if words == "no floor":
+        return "min_loss_scale", TINY
+    first, _, rest = words.replace("cleared ", "").partition(" ")
+    if first == "your":
+        return WORDS[rest], "yours"
+    if first == "at":
+        return WORDS["cleared"], set(rest.replace(" steps", "").split(" and "))
+    return WORDS[first], rest
 
 
 TABLE = page()
@@ -50,25 +66,31 @@ def number(cell):
 @pytest.mark.parametrize("name", TABLE)
 def test_the_table(name):
     row = TABLE[name]
-    asks_for = [column for column in COLUMNS if row[column] == "yours"]
+    asks_for = [column for column in COLUMNS if row.get(column) == "yours"]
     assert list(PRESETS[name].asks_for) == asks_for
     config = DynamicLossScale.from_preset(name, **asked_by(name)).get_config()
     if not asks_for:
         assert lossscale.get(name).get_config() == config
     assert config.get("backoff_cooldown") == BACKOFF_COOLDOWN.get(name)
-    searched, _, row["increment_period"] = row["increment_period"].rpartition(", then ")
+    searched, _, period = row.get("increment_period", "2000").rpartition(" then ")
     assert config.get("search_period") == (number(searched) if searched else None)
-    for column, cell in row.items():
+    default = {**DynamicLossScale().get_config(), "increment_period": period}
+    default["backoff_factor"] = 1 / config["multiplier"]
+    for column in COLUMNS:
         value = config[column]
-        if cell == "yours":
+        said = row.get(column, default[column])
+        if column == "increment_period":
+            said = period
+        if column == "backoff_factor" and value is None:
+            value = 1 / config["multiplier"]
+        if column == "max_loss_scale" and value == MAX:
+            value = None
+        if said == "yours":
             assert value == ASKED[column]
         elif column == "hysteresis_reset":  # without hysteresis it makes no difference
-            assert cell == "-" or set(value) == set(cell.split(", "))
-        elif cell in ("1/2", "none", "-"):
-            expected = {"1/2": [None], "none": [TINY], "-": [None, MAX]}
-            assert value in expected[cell], column
+            assert config["hysteresis"] == 1 or set(value) == set(said)
         else:
-            assert value == number(cell), column
+            assert value == (number(said) if isinstance(said, str) else said), column
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if PRESETS[n].asks_for])

@@ -100,10 +100,10 @@ def test_a_run_continues_on_another_number_of_replicas(
     assert isinstance(optimizer.loss_scale, lossscale.DynamicLossScale)
 
 
-def printed_by(folder, strategy, *jobs, last):
+def printed_by(folder, text, *jobs, last):
     """Runs a page's program as each of these jobs. Returns what the last ones print."""
     program = folder / "train.py"
-    program.write_text(block_of("replicas", f"strategy = tf.distribute.{strategy}("))
+    program.write_text(text)
     cluster = {}
     for job, port in zip(jobs, free_ports(len(jobs))):
         cluster.setdefault(job, []).append(f"localhost:{port}")
@@ -120,8 +120,11 @@ def printed_by(folder, strategy, *jobs, last):
 @pytest.mark.slow
 def test_the_program_of_several_machines_runs(tmp_path, family):
     skip_without("the pages", family)
-    strategy, jobs = "MultiWorkerMirroredStrategy", ("worker", "worker")
-    one, other = printed_by(tmp_path, strategy, *jobs, last=2)
+    program = block_of("replicas", "Only if you clip")
+    workers = MAKES.replace("Mirrored", "MultiWorkerMirrored")
+    assert program.count(MAKES) == 1
+    program = program.replace(MAKES, workers)  # the one line that the page changes
+    one, other = printed_by(tmp_path, program, "worker", "worker", last=2)
     assert one == other  # the mean over both, and the loss scale
     assert [line.split()[1] for line in one.splitlines()] == ["32768.0"] * 4
 
@@ -130,8 +133,9 @@ def test_the_program_of_several_machines_runs(tmp_path, family):
 def test_the_program_of_parameter_servers_runs(tmp_path, family):
     if family.name != "keras3":
         pytest.skip("impossible, see impossible.py: Keras 2 refuses the strategy")
-    strategy, jobs = "ParameterServerStrategy", ("worker", "worker", "ps", "chief")
-    (printed,) = printed_by(tmp_path, strategy, *jobs, last=1)
+    program = block_of("replicas", "tf.distribute.ParameterServerStrategy(")
+    jobs = ("worker", "worker", "ps", "chief")
+    (printed,) = printed_by(tmp_path, program, *jobs, last=1)
     scale, loss = map(float, printed.split())
     assert scale == 2.0**15
     assert loss < 0.5  # 1.0 before; a worker that reads early may undo little of it
