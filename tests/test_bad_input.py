@@ -171,7 +171,12 @@ CALLS = {
     "max_loss_scale=8.0": lambda: HeadroomLossScale(16, max_loss_scale=8.0),
     # A name that is nearly right gets the right one.
     "Did you mean 'dynamic'": lambda: lossscale.get("dynam"),
-    "Did you mean 'torch'": lambda: DynamicLossScale.from_preset("trch"),
+    "preset, got 'pytorch'. Did you mean 'torch'": lambda: DynamicLossScale.from_preset(
+        "pytorch"
+    ),
+    "`loss_scale` must be the name of a preset, got ''. The table": lambda: (
+        lossscale.get("")
+    ),
     "Did you mean 'DynamicLossScale'": lambda: lossscale.DynamicLosScale,
     "Did you mean 'SpikeGuard'": lambda: lossscale.SpikeGard,
     "Did you mean 'raise'": lambda: lossscale.LossScaleMonitor(on_stall="rais"),

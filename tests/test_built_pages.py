@@ -41,14 +41,6 @@ def test_no_number_of_a_rendered_page_is_cut_by_bold_text():
 FIRST_WORDS = {"A", "An", "In", "One", "Some", "The", "This", "Without"}
 
 
-def headings(path):
-    """Returns a page's title, and its headings by the names that links give them."""
-    text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text())
-    found = re.findall(r"(?m)^#+ (.*)$", text)
-    named = {re.sub(r"[^\w\- ]", "", each).lower(): each for each in found}
-    return found[0], {name.replace(" ", "-"): each for name, each in named.items()}
-
-
 def test_a_link_that_reads_as_a_title_is_the_title():
     wrong = []
     for name, path in EVERY.items():
@@ -61,7 +53,8 @@ def test_a_link_that_reads_as_a_title_is_the_title():
             said = " ".join(words.split()).strip("*")
             if DOCS not in there.parents or not said[0].isupper():
                 continue
-            titles = {headings(there)[0], headings(there)[1].get(anchor)}
+            names = pages.headings(there)
+            titles = {next(iter(names.values())), names.get(anchor)}
             if said not in titles and said.split()[0] not in FIRST_WORDS:
                 wrong.append((name, said, link))
     assert not wrong

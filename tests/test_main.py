@@ -24,24 +24,18 @@ def lines_of(text):
     return dict(line.split(":", 1) for line in text.strip().splitlines() if ":" in line)
 
 
-def test_it_names_what_is_here():
-    lines = lines_of(report())
+def test_it_names_what_is_here_and_each_kerass_policy():
+    first, lines = keras_versions.installed()[0], lines_of(report())
     assert lines["lossscale"].strip() == lossscale.__version__
     assert lines["TensorFlow"].strip().startswith(tf.__version__)
     assert lines["NumPy"].strip() == np.__version__
     assert sys.version.split()[0] in lines["Python"]
     assert f"{os.cpu_count()} cores" in lines["CPU"]  # CPU:0
-
-
-def test_it_names_every_keras_and_its_policy():
-    first = keras_versions.installed()[0]
-    lines = lines_of(report())
     version = getattr(first, "__version__", None) or versions()["keras"].split()[1]
     assert f"Keras {version.rstrip(',')}" in lines["tf.keras"]
     assert "policy float32" in lines["tf.keras"]
-    assert ("backend tensorflow" in lines["tf.keras"]) == keras_versions.is_keras3(
-        first
-    )
+    is_keras3 = keras_versions.is_keras3(first)
+    assert ("backend tensorflow" in lines["tf.keras"]) == is_keras3
     with policy_of(first, "mixed_float16"):
         assert "policy mixed_float16" in lines_of(report())["tf.keras"]
 
@@ -69,17 +63,6 @@ def test_as_a_program_where_a_keras_is_broken(packages, error, tmp_path):
     assert (failed if "keras" in packages else "Keras") in lines["tf.keras"]
 
 
-# The command line
-
-
-def exit_code(*given):
-    """Returns with what the program exits."""
-    try:
-        return main(given)
-    except SystemExit as error:
-        return error.code
-
-
 @pytest.mark.parametrize(
     ("given", "code", "says"),
     [
@@ -91,7 +74,11 @@ def exit_code(*given):
     ],
 )
 def test_what_is_asked_for_and_what_is_not_known(given, code, says, capsys):
-    assert exit_code(*given) == code
+    try:
+        found = main(given)
+    except SystemExit as error:
+        found = error.code
+    assert found == code
     printed = capsys.readouterr()
     assert says in (printed.err if code else printed.out)
     assert ("TensorFlow:" in printed.out) == (given == [])

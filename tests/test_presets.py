@@ -101,16 +101,6 @@ def test_what_is_the_callers_is_asked_for(name):
             make(name)
 
 
-@pytest.mark.parametrize("name", ["pytorch", "", "Torch"])
-def test_an_unknown_name_is_refused_with_the_nearest_right_one(name):
-    nearest = " Did you mean 'torch'" if name else r" The table lossscale\.presets"
-    says = f"must be the name of a preset, got '{name}'.{nearest}"
-    with pytest.raises(ValueError, match=f"`name` {says}"):
-        DynamicLossScale.from_preset(name)
-    with pytest.raises(ValueError, match=f"`loss_scale` {says}"):
-        lossscale.get(name)
-
-
 def test_nobody_changes_the_table():
     with pytest.raises(TypeError):
         PRESETS["torch"] = PRESETS["flax"]

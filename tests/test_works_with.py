@@ -1,4 +1,4 @@
-"""docs/works-with.md: a test for each row of its table."""
+"""docs/works-with.md: a test for each row of its table, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -8,95 +8,35 @@ import numpy as np
 import pytest
 from installed import ROOT
 from limits import skip_without
-from models import (
-    assert_same,
-    data,
-    differ,
-    inner_variables,
-    regression,
-    training_state,
-    with_infinity,
-)
+from models import assert_same, data, differ, inner_variables, regression
 from pages import PAGES
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
-#: Row -> what the optimizer is made with, of this Keras, what `compile` is given, and
-#: the limit that says where there is no such thing.
-SETTINGS = {
-    "clipnorm": ({"clipnorm": 0.01}, {}, None),
-    "clipvalue": ({"clipvalue": 0.01}, {}, None),
-    "global_clipnorm": ({"global_clipnorm": 0.01}, {}, None),
-    "Weight decay": ({"weight_decay": 0.1}, {}, "weight_decay"),
-    "use_ema": ({"use_ema": True}, {}, "use_ema"),
-    "gradient_accumulation_steps": (
-        {"gradient_accumulation_steps": 2},
-        {},
-        "gradient_accumulation_steps",
-    ),
-    "Learning rate schedules": ({"learning_rate": None}, {}, None),
-    "jit_compile": ({}, {"jit_compile": True}, "compile(jit_compile=...)"),
-    "run_eagerly": ({}, {"run_eagerly": True}, None),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.every
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_it_works_as_without_the_wrapper(family, rng, setting):
-    """A run ends as the bare one's, a skipped step changes nothing, and it goes on."""
-    arguments, how, limit = SETTINGS[setting]
-    if limit:
-        skip_without(limit, family)
-    if "learning_rate" in arguments:
-        decay = family.keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
-        arguments = {"learning_rate": decay}
-    x, y = data(rng)
-
-    def inner():
-        return family.optimizers.SGD(**{"learning_rate": 0.1, **arguments})
-
-    def fitted(optimizer, *batches):
-        model = regression(family, optimizer, **how)
-        logs = [model.fit(*batch, **QUIET).history["loss"] for batch in batches]
-        return model, logs
-
-    # A power of two: the gradients are those of the bare optimizer, to the last bit.
-    scale = DynamicLossScale(2.0**10)
-    bare, losses = fitted(inner(), (x, y), (x, y))
-    wrapped, ours = fitted(LossScaleOptimizer(inner(), scale), (x, y), (x, y))
-    assert losses == ours
-    assert_same(training_state(bare), training_state(wrapped))
-    before = training_state(wrapped)
-    wrapped.fit(with_infinity(x[:16]), y[:16], **QUIET)
-    assert int(scale.skipped_steps.numpy()) == 1
-    assert_same(training_state(wrapped), before)
-    wrapped.fit(x, y, **QUIET)
-    assert differ(training_state(wrapped), before)
 
 
 @pytest.mark.parametrize(
-    ("setting", "how", "limit"),
+    "how",
     [
-        ({}, {"steps_per_execution": 4}, None),
-        ({"gradient_accumulation_steps": 2}, {}, "gradient_accumulation_steps"),
+        {"steps_per_execution": 4},
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
     ],
-    ids=["steps_per_execution", "gradient_accumulation_steps"],
+    ids=str,
 )
-def test_a_bad_batch_is_left_out_and_the_others_train(family, rng, setting, how, limit):
-    if limit:
-        skip_without(limit, family)
-    inner = [family.optimizers.SGD(0.1, **setting) for _ in "ab"]
+def test_fit_leaves_a_bad_batch_out_and_trains_with_the_others(family, rng, how):
+    if "jit_compile" in how:
+        skip_without("compile(jit_compile=...)", family)
     x, y = data(rng, 48)
-    bare = regression(family, inner[0], **how)
+    bare = regression(family, family.optimizers.SGD(0.1), **how)
     bare.fit(np.delete(x, np.s_[16:32], 0), np.delete(y, np.s_[16:32], 0), **QUIET)
-    bad = x.copy()
-    bad[20] = np.inf  # in the second of three batches
-    optimizer = LossScaleOptimizer(inner[1], DynamicLossScale(2.0**10))
+    y[20] = np.inf  # in the second of three batches
+    scale = DynamicLossScale(2.0**10)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), scale)
     wrapped = regression(family, optimizer, **how)
-    wrapped.fit(bad, y, **QUIET)
-    assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
+    wrapped.fit(x, y, **QUIET)
+    assert int(scale.skipped_steps.numpy()) == 1
     assert_same(bare.get_weights(), wrapped.get_weights())
 
 
@@ -119,25 +59,31 @@ def test_frozen_layers_and_what_fit_reports(family, rng):
     assert differ(model.get_weights()[2:], before[2:])
 
 
-CONFORMANCE = "tests/optimizer/test_loops_in_every_mode.py"
-#: What else holds a row: words of a file of tests.
-ELSEWHERE = {
-    "Sparse gradients (`Embedding`)": (CONFORMANCE, "tf.gather(values[1], [1, 3, 1])"),
-    "Gradients that are `None`": (CONFORMANCE, '"a gradient that is None"'),
-    "Several optimizers": (CONFORMANCE, '"a shared loss scale"'),
+HERE = "tests/test_works_with.py"
+MODES = "tests/optimizer/test_loops_in_every_mode.py"
+SETTINGS = "tests/optimizer/test_composition.py"
+#: How a row of the page begins -> the file of the test that holds it, and words of it.
+HELD_BY = {
+    "`clipnorm`, `clipvalue`, `global_clipnorm`": (SETTINGS, '"global_clipnorm": ('),
+    "Weight decay": (SETTINGS, '"weight_decay": ('),
+    "Weight averages (`use_ema=True`)": (SETTINGS, '"ema": ('),
+    "`gradient_accumulation_steps` (Keras 3)": (SETTINGS, '"accumulation": ('),
+    "Learning rate schedules": (SETTINGS, '"schedule": ('),
+    "`jit_compile=True`": (HERE, '"jit_compile": True'),
+    "`steps_per_execution`": (HERE, '"steps_per_execution": 4'),
+    "`run_eagerly=True`": (HERE, '"run_eagerly": True'),
+    "Sparse gradients (`Embedding`)": (MODES, "tf.gather(values[1], [1, 3, 1])"),
+    "Gradients that are `None`": (MODES, '"a gradient that is None"'),
+    "Frozen layers": (HERE, "test_frozen_layers_and_what_fit_reports"),
     '`quantize("float8")` (Keras 3)': ("tests/optimizer/test_overwriting.py", "float8"),
+    "Several optimizers": (MODES, '"a shared loss scale"'),
+    "The loss that `fit` reports": (HERE, "test_frozen_layers_and_what_fit_reports"),
+    "Metrics of a skipped step": (HERE, "counts in the epoch's mean"),
 }
 
 
 def test_each_row_of_the_page_has_a_test():
     rows = re.findall(r"(?m)^\| (.*?) \| .* \|$", PAGES["works-with"].read_text())
-    assert rows[:2] == ["feature", "---"]
-    own = "".join([*SETTINGS, "steps_per_execution", "Frozen layers", "fit` reports"])
-    own += "Metrics of a skipped step"
-    for row in rows[2:]:
-        if row in ELSEWHERE:
-            path, words = ELSEWHERE[row]
-            assert words in (ROOT / path).read_text(), row
-        else:
-            names = re.findall(r"`(\w+)(?:=\w+)?`", row) or [row.split(" (")[0]]
-            assert all(name in own for name in names), row
+    assert rows == ["feature", "---", *HELD_BY]
+    for row, (path, words) in HELD_BY.items():
+        assert words in (ROOT / path).read_text(), row

@@ -1,4 +1,4 @@
-"""DynamicLossScale: the vectors, hysteresis, bounds."""
+"""DynamicLossScale: hysteresis, bounds, rounding. test_reference.py has its rule."""
 
 from __future__ import annotations
 
@@ -9,30 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import drive, finite, run
+from driving import finite, run
+from models import compiled
 from processes import printed
 
-from lossscale import DynamicLossScale, simulate
-from lossscale.runtime.mode import COMPILED_BY_XLA
+from lossscale import DynamicLossScale
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-VECTORS = [
-    (1, 2, 2, "TTTTTT", [1, 2, 2, 4, 4, 8]),
-    (32, 2, 2, "TFTFTFT", [32, 16, 16, 8, 8, 4, 4]),
-    (4, 2, 3, "TTFTT", [4, 12, 4, 4, 12]),
-    (4, 2, 2, "FTTTFTFTTTF", [2, 2, 4, 4, 2, 2, 1, 1, 2, 2, 1]),
-    (16, 2, 2, "FFFFFF", [8, 4, 2, 1, 1, 1]),
-    (FLOAT32_MAX / 4, 2, 2, "TTTTTT", [FLOAT32_MAX / d for d in (4, 2, 2, 1, 1, 1)]),
-]
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector[3]}")
-def test_follows_the_rule(vector):
-    start, period, multiplier, letters, expected = vector
-    loss_scale = DynamicLossScale(start, period, multiplier)
-    assert run(loss_scale, finite(letters)) == expected
 
 
 @pytest.mark.smoke
@@ -88,7 +71,7 @@ def grown_as_by_3_0(scale, multiplier, ceiling):
 
 
 @pytest.mark.parametrize("ceiling", [None, 123456.789, 3e9, FLOAT32_MAX])
-@pytest.mark.parametrize("multiplier", [2.0, 2.0**20, 2.0**127, 3.0, 1.5])
+@pytest.mark.parametrize("multiplier", [2.0, 2.0**127, 3.0, 1.5, 2.0**0.001])
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_growth_and_backoff_are_those_of_3_0_to_the_bit(mode, multiplier, ceiling):
     ends = [FLOAT32_TINY, 1.5 * FLOAT32_TINY, 1.0, 2.0**127, FLOAT32_MAX]
@@ -107,10 +90,7 @@ def test_growth_and_backoff_are_those_of_3_0_to_the_bit(mode, multiplier, ceilin
         flags = tf.zeros_like(zeros) < 1, tf.zeros_like(zeros) > 0
         return [rule(state, flag)["current_loss_scale"] for flag in flags]
 
-    if mode != "eager":
-        both = tf.function(
-            both, autograph=False, **(COMPILED_BY_XLA if mode == "xla" else {})
-        )
+    both = compiled(both, mode)
     grown, fallen = both(tf.constant(scales), tf.zeros(scales.shape, tf.int64))
     wanted = [grown_as_by_3_0(scale, multiplier, ceiling) for scale in scales]
     assert np.array_equal(grown.numpy().view(np.int32), np.array(wanted).view(np.int32))
@@ -118,36 +98,16 @@ def test_growth_and_backoff_are_those_of_3_0_to_the_bit(mode, multiplier, ceilin
     assert np.array_equal(fallen.numpy().view(np.int32), wanted.view(np.int32))
 
 
-@pytest.mark.parametrize("is_in_graph", [False, True])
-def test_a_restored_count_of_bad_steps_is_cleared(is_in_graph):
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_restored_count_of_bad_steps_is_cleared(mode):
     loss_scale = DynamicLossScale(8.0, increment_period=2)
-
-    def adjust(flag):
-        loss_scale.adjust(flag)
-
-    adjust = tf.function(adjust, autograph=False) if is_in_graph else adjust
+    adjust = compiled(lambda flag: loss_scale.adjust(flag)[1], mode)
     for flags, expected in (("TT", 0), ("F", 0), ("T", 7)):
         loss_scale.good_steps.assign(0)
         loss_scale.bad_steps.assign(7)
         for flag in finite(flags):
             adjust(tf.constant(flag))
         assert loss_scale.bad_steps.numpy() == expected
-
-
-@pytest.mark.parametrize("multiplier", [1.5, 3.0, 1.1, 2.0**0.001])
-def test_a_backoff_rounds_alike_in_every_mode(multiplier):
-    start = np.float32(1e10)
-    expected = [start]
-    for _ in range(8):
-        expected.append(expected[-1] / np.float32(multiplier))
-
-    def make():
-        return DynamicLossScale(start, multiplier=multiplier)
-
-    for mode in ("eager", "graph", "xla"):
-        assert drive(make, [False] * 8, mode)[0] == expected[1:]
-    simulated = simulate(make(), is_finite=np.zeros([8], bool))
-    assert [*simulated.loss_scale, simulated.final_loss_scale] == expected
 
 
 @pytest.mark.parametrize(
@@ -184,17 +144,12 @@ FAIRSEQS = {
 
 @pytest.mark.parametrize("tolerance", FAIRSEQS)
 def test_a_share_of_overflows_is_tolerated_as_by_fairseq(tolerance):
-    def made():
-        return DynamicLossScale(64, 5, overflow_tolerance=tolerance)
-
-    loss_scale, seen = made(), []
+    loss_scale, seen = DynamicLossScale(64, 5, overflow_tolerance=tolerance), []
     for flag in FLAGS:
         _, applied = loss_scale.adjust(flag)
         assert bool(applied) == flag  # those that are tolerated are skipped as well
         seen.append(float(loss_scale))
     assert seen == FAIRSEQS[tolerance]
-    simulated = simulate(made(), is_finite=FLAGS)
-    assert [*simulated.loss_scale, simulated.final_loss_scale] == [64, *seen]
 
 
 #: Prints how many kilobytes of memory so many eager steps take.

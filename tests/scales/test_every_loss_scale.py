@@ -17,7 +17,6 @@ from every_loss_scale import CASES, DECLARED
 from models import compiled
 
 import lossscale
-from lossscale import LossScale
 
 RUN = "TTFTFFTTTTFT"
 
@@ -222,20 +221,3 @@ def test_made_within_a_function_once(make):
 
     assert float(step()) == float(make())
     follow(made[0], "F")
-
-
-def test_a_subclass_without_a_rule_is_told_so():
-    class Bare(LossScale):
-        def __call__(self):
-            return tf.constant(1.0)
-
-        def get_config(self):
-            return {}
-
-    with pytest.raises(NotImplementedError, match="Bare must implement `next_state"):
-        Bare().update([tf.constant(1.0)])
-
-
-def test_the_base_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        LossScale()

@@ -17,11 +17,7 @@ from typing import Any, Callable, Dict, NamedTuple, Tuple
 import pages
 
 import lossscale
-from lossscale import (
-    DynamicLossScale,
-    FixedLossScale,
-    HeadroomLossScale,
-)
+from lossscale import DynamicLossScale, FixedLossScale, HeadroomLossScale
 
 
 class Declared(NamedTuple):
@@ -29,7 +25,7 @@ class Declared(NamedTuple):
 
     Attributes:
       variables: The names of its variables besides those of every loss scale, in a
-        graph and in checkpoints. None: see test_public_api.py.
+        graph and in checkpoints.
       keys: The keys of its config if it is made from one number.
       cases: Functions that make one, with arguments that are not the defaults, and
         a scale to begin with that can fall twice.
@@ -38,7 +34,7 @@ class Declared(NamedTuple):
         Its largest gradients are those of `driving.magnitude`.
     """
 
-    variables: Any
+    variables: str
     keys: str
     cases: Dict[str, Callable[[], Any]]
     rule: Tuple[str, str]

@@ -66,10 +66,6 @@ LIMITS = {
         lambda family: family.name != "keras3" or is_older(family, (3, 15)),
         "Keras 2 accumulates nothing; older versions of Keras 3 fail otherwise",
     ),
-    "gradients that are all new values": (
-        lambda family: family.name != "keras3" or is_older(family, (3, 10)),
-        "only Keras 3 has them, and before 3.10 takes no list of such alone, bare too",
-    ),
     "convert_to_legacy_optimizer": (
         lambda family: family.name != "keras2-new" or TENSORFLOW < (2, 13),
         "only new optimizers of Keras 2 are converted; Keras 2.11's fails on wrappers",
@@ -104,10 +100,6 @@ LIMITS = {
     "fit over replicas": (
         lambda family: getattr(family.keras, "__version__", "2").startswith("3.6."),
         "Keras 3.6 divides no loss by the number of replicas: other weights, bare too",
-    ),
-    "a progress bar behind other callbacks": (
-        lambda _: TENSORFLOW < (2, 5),
-        "Keras puts its progress bar in front of all callbacks before TensorFlow 2.5",
     ),
     "the pages": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),

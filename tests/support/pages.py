@@ -127,12 +127,11 @@ def is_there(path, link):
     _, package, file = name.partition("lossscale/")
     if package and not target.exists():  # the installed package, without a checkout
         target = Path(lossscale.__file__).parent / file
-    return target.is_file() and (not anchor or anchor in anchors(target))
+    return target.is_file() and (not anchor or anchor in headings(target))
 
 
-def anchors(path):
-    """Returns the names by which a page's headings can be linked to."""
+def headings(path):
+    """Returns a page's headings, the title first, by the names that links give them."""
     text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text())
-    headings = re.findall(r"(?m)^#+ (.*)$", text)
-    bare = [re.sub(r"[^\w\- ]", "", each).lower() for each in headings]
-    return {each.replace(" ", "-") for each in bare}
+    found = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-"): h for h in found}

@@ -10,8 +10,8 @@ from models import compiled
 
 v1 = tf.compat.v1
 IS_EAGER = tf.executing_eagerly()
-#: A session of a graph, and one as it was in TensorFlow 1. A process that `in_world`
-#: began has no eager mode: its programs build the implicit graph.
+#: A session of a graph, and one as it was in TensorFlow 1. A process that began with
+#: `disable_eager_execution` has no eager mode: its programs build the implicit graph.
 SESSIONS = ["session", "session-of-1"] if IS_EAGER else ["implicit"]
 #: Eager mode and `tf.function`, too.
 MODES = ["eager", "function", *SESSIONS] if IS_EAGER else SESSIONS
