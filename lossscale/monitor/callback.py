@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any, Optional, cast
+from typing import Any, Dict, Optional, cast
 
 from lossscale import arguments
 from lossscale.arguments import or_none
@@ -14,7 +14,6 @@ from lossscale.monitor.model import given_optimizers, optimizers_of
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Run, Watched
 from lossscale.optimizer import LossScaleWarning
-from lossscale.ranges import inputs
 from lossscale.runtime import keras_versions
 from lossscale.runtime.graphs import is_building
 
@@ -93,7 +92,7 @@ class LossScaleMonitor(_Callback):
         if self.every:
             self.on_train_batch_end = self._after_batch
         self._run: Optional[Run] = None  # since training began
-        self._looked_after = -1  # the batch of the last look, in this epoch
+        self._watched: Dict[int, Watched] = {}
 
     def __repr__(self) -> str:
         config = _ARGUMENTS.config(self)
@@ -116,16 +115,15 @@ class LossScaleMonitor(_Callback):
                     f"look at the gradients, got a {type(scale).__name__}. "
                     "FixedLossScale(S, skip_nonfinite=True) looks at them."
                 )
-        last, watched = self._run, []
-        before = {id(w.optimizer): w for w in last.watched} if last else {}
+        watched = []
         for name, optimizer in optimizers.items():
-            w = before.get(id(optimizer)) or Watched(optimizer, self.patience)
+            new = Watched(optimizer, self.patience)
+            w = self._watched.setdefault(id(optimizer), new)
             # Another model may have another name for it.
             w.name, w.shares = name, sum(w.scale is scale for scale in scales) > 1
             watched.append(w)
-        self._run = run = Run(self, watched, last.training + 1 if last else 1)
-        if self.restore_statistics and not self.model.built:
-            run.build_error = self._build()
+        training = self._run.training + 1 if self._run else 1
+        self._run = run = Run(self, watched, training)
         self._tell(run, "begin")
         if self.check_underflow and any(scale.last_largest is None for scale in scales):
             with self.model.distribute_strategy.scope():
@@ -134,19 +132,6 @@ class LossScaleMonitor(_Callback):
             self.model.train_function = None  # the old trace does not keep it
             self.model.make_train_function()
 
-    def _build(self) -> Optional[Exception]:
-        """Builds a model that its first batch would build, so that there is a copy."""
-        frame = keras_versions.frame_where(
-            lambda at: at.get("self") is self.model and "x" in at
-        )
-        try:
-            with self.model.distribute_strategy.scope():
-                first, _, _ = inputs.first_batches((frame["x"], None, None), None, 1)
-                inputs.build(self.model, inputs.triple(first)[0])
-        except Exception as error:
-            return error
-        return None
-
     def _begun(self) -> Run:
         """Begins, if it has not, and puts back what the last batch has left."""
         if self._run is None:
@@ -154,26 +139,20 @@ class LossScaleMonitor(_Callback):
         run = cast(Run, self._run)
         if not run.is_begun:
             run.begin()
-            self._looked_after = -1
-        if self.restore_statistics:
-            if run.statistics is None and self.model.built:
-                optimizers = [w.optimizer for w in run.watched]
-                run.statistics = Statistics(self.model, optimizers)
-            if run.statistics is not None:
-                run.statistics.mend()
+        if self.restore_statistics and self.model.built:
+            run.statistics = run.statistics or Statistics(self.model)
+            run.statistics.mend()
         return run
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del logs
         self._begun().epoch = epoch
-        self._looked_after = -1
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         del logs
         run = self._begun()
         if self.every is None and self.on_stall == "raise":
-            wait = min(w.until_stall for w in run.watched)
-            self._look_if_due(run, batch - 1, wait)
+            self._look_if_due(run, batch - 1, self.patience)
         for w in run.watched:
             w.batches.begin(batch, run.batches_in_call)
 
@@ -210,8 +189,8 @@ class LossScaleMonitor(_Callback):
 
     def _look_if_due(self, run: Run, batch: int, wait: int, logs: Any = None) -> None:
         # Keras counts from 0, and passes the number of the last batch that ran.
-        if batch - self._looked_after >= wait:
-            self._looked_after = batch
+        if batch - run.looked_after >= wait:
+            run.looked_after = batch
             self._look(run, logs)
 
     def _look(self, run: Run, logs: Any) -> None:

@@ -5,12 +5,11 @@ A cause yields its text where it is true of what was seen, whatever the others s
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, List
 
 from lossscale.monitor import model as models
 from lossscale.monitor.asking import Texts
 from lossscale.monitor.watched import Watched
-from lossscale.plotting import scale_text
 from lossscale.ranges import causes as words
 
 #: A lower loss scale makes no gradient overflow in float32 that is not huge by itself.
@@ -19,60 +18,6 @@ FIND = "lossscale.find_nonfinite(model, x, y) on that batch"
 BACKWARD = """\
 No inf or NaN was seen in the loss itself, so most likely this begins in the backward \
 pass."""
-
-
-class Seen(NamedTuple):
-    """What was seen of an optimizer, and of its model, at a stall.
-
-    Attributes:
-      w: The optimizer.
-      loss: What the unscaled loss was, "inf" or "nan", or None.
-      gradients, weights: Those that were not finite.
-      accumulators: The model's variables that may add such gradients up, by name.
-      layer: The kernel and the bias of a layer whose input was not finite, or None.
-    """
-
-    w: Watched
-    loss: Optional[str]
-    gradients: List[models.Fault]
-    weights: List[models.Fault]
-    accumulators: Dict[str, Any]
-    layer: Optional[Tuple[str, str]]
-
-    @property
-    def is_backward(self) -> bool:
-        """Whether nothing was seen but gradients."""
-        others = (self.loss, self.weights, self.accumulators, self.layer)
-        return bool(self.gradients) and not any(others)
-
-    @property
-    def can_fall(self) -> bool:
-        floor = getattr(self.w.scale, "min_loss_scale", 0.0)
-        return self.w.scale._can_change and self.w.last.loss_scale > floor
-
-    @property
-    def may_be_too_high(self) -> bool:
-        """Whether gradients may overflow because they are scaled up."""
-        now = self.w.last.loss_scale
-        if self.w.computes_in_float16:
-            return self.is_backward and (now > 1.0 or self.can_fall)
-        return self.is_backward and now > _HIGH_IN_FLOAT32
-
-
-def seen_now(w: Watched) -> Seen:
-    """Looks at the model, and at the record of the last step that was not finite."""
-    model, faults = w.run.model, w.faults
-    ignored = {id(variable) for variable in w.run.infinite}
-    weights = [*model.trainable_weights, *models.untrained(model, of_frozen=True)]
-    weights = [v for v in weights if id(v) not in ignored]
-    return Seen(
-        w,
-        w.optimizer.nonfinite_loss(),
-        faults,
-        models.nonfinite(model, weights),
-        models.accumulators(model, faults),
-        models.layer_with_bad_input(model, faults),
-    )
 
 
 def what_to_look_at(w: Watched) -> str:
@@ -93,45 +38,44 @@ layer.{order}"""
     return f"The data are finite: {FIND} names the layer.{order}"
 
 
-def of_weights(seen: Seen) -> Texts:
-    if seen.weights:
+def of_weights(w: Watched) -> Texts:
+    bad = w.bad_weights
+    if bad:
         then = "Then lower the learning rate."
-        if not any(w.applied for w in seen.w.run.watched):
+        if not any(other.applied for other in w.run.watched):
             then = """\
 This `fit` has applied no step, so look at what set them before, such as a file."""
-        names = models.listed(seen.weights)
+        names = models.listed(bad)
         yield f"Weights that hold inf or NaN: {names}. {words.BAD_WEIGHTS} {then}"
 
 
-def of_loss(seen: Seen) -> Texts:
-    if not seen.loss or seen.weights:
+def of_loss(w: Watched) -> Texts:
+    if not w.bad_loss or w.bad_weights:
         return
-    w, rows, likely = seen.w, seen.w.run.data.bad_rows, []
-    # Fewer bad rows than bad steps in a row are not the cause of these.
-    if rows and len(rows) >= w.last.bad_losses:
+    rows, likely = w.run.data.bad_rows, []
+    # Fewer bad rows than bad steps in a row, in an epoch, are not the cause of these.
+    if rows and len(rows) >= min(w.last.bad_losses, w.last.own - w.epoch_began.own):
         listed = models.first_of(rows)
         likely.append(f"{words.BAD_DATA}, in rows {listed}, counted from 0")
-    if w.applied:  # before that no learning rate has had an effect in this training
+    if w.last.applied:  # before that no learning rate has had an effect
         likely.append(words.LEARNING_RATE)
     if rows is None:
         likely.append(words.BAD_DATA)
     if w.computes_in_float16:
-        is_last = models.ends_in_float16(w.run.model)
-        last = ", and so does the last one" if is_last else ""
+        last = ", and so does the last one" if w.is_all_float16 else ""
         likely.append(words.ACTIVATIONS + last)
-    if w.last.applied and not w.applied:
-        likely.append(words.LEARNING_RATE)
     likely.append(words.ZERO)
-    if seen.loss == "nan":
+    if w.bad_loss == "nan":
         likely.append("a logarithm or a root of a negative number")
     yield f"""\
 {FIND} names the layer, or says that the data are not finite. Likeliest first: \
 {"; ".join(likely)}."""
 
 
-def of_accumulators(seen: Seen) -> Texts:
-    if seen.accumulators and not seen.weights:
-        names = ", ".join(f"model.{name}" for name in seen.accumulators)
+def of_accumulators(w: Watched) -> Texts:
+    sums = w.bad_sums
+    if sums and not w.bad_weights:
+        names = ", ".join(f"model.{name}" for name in sums)
         yield f"""\
 Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
@@ -139,21 +83,39 @@ assign(tf.zeros_like(total)). Multiplied by 0, an infinity becomes NaN and stays
 no step is applied again, at any loss scale."""
 
 
-def of_input(seen: Seen) -> Texts:
-    if seen.layer and not seen.loss and not seen.weights:
-        kernel, bias = seen.layer
-        where = seen.w.batches.where([seen.w.last.own - 1])
+def of_input(w: Watched) -> Texts:
+    if w.bad_layer and not w.bad_loss and not w.bad_weights:
+        kernel, bias = w.bad_layer
+        where = w.batches.where([w.last.own - 1])
         yield f"""\
 The gradient of {kernel} is NaN, and that of {bias} is finite. So the input of this \
 layer held inf or NaN{where}, or numbers whose products overflow in float32, and the \
-layer's activation hid it from the loss, as relu does. {what_to_look_at(seen.w)}"""
+layer's activation hid it from the loss, as relu does. {what_to_look_at(w)}"""
 
 
-def of_large_gradients(seen: Seen) -> Texts:
+def _is_backward(w: Watched) -> bool:
+    """Whether nothing was seen but gradients."""
+    others = (w.bad_loss, w.bad_weights, w.bad_sums, w.bad_layer)
+    return bool(w.faults) and not any(others)
+
+
+def _can_fall(w: Watched) -> bool:
+    floor = getattr(w.scale, "min_loss_scale", 0.0)
+    return w.scale._can_change and w.last.loss_scale > floor
+
+
+def _may_be_too_high(w: Watched) -> bool:
+    """Whether gradients may overflow because they are scaled up."""
+    if w.computes_in_float16:
+        return w.last.loss_scale > 1.0 or _can_fall(w)
+    return w.last.loss_scale > _HIGH_IN_FLOAT32
+
+
+def of_large_gradients(w: Watched) -> Texts:
     """Gradients that overflow although the loss scale cannot be the cause."""
-    if not seen.is_backward or seen.may_be_too_high:
+    if not _is_backward(w) or _may_be_too_high(w):
         return
-    w, dtype, end = seen.w, "float32", "3.4e38"
+    dtype, end = "float32", "3.4e38"
     why = f"No layer computes in float16, so a loss scale of {w.last.shown} is not it."
     if w.computes_in_float16:
         dtype, end = "float16", "65504"
@@ -167,38 +129,30 @@ scaled up."""
 large for {dtype}, which ends at {end}. {FIND} says which, and what to write."""
 
 
-def of_high_scale(seen: Seen) -> Texts:
-    if not seen.may_be_too_high:
+def of_high_scale(w: Watched) -> Texts:
+    if not _is_backward(w) or not _may_be_too_high(w):
         return
-    w, rate = seen.w, f", or {words.LEARNING_RATE}" if seen.w.applied else ""
-    if seen.can_fall:
+    rate = f", or {words.LEARNING_RATE}" if w.applied else ""
+    if _can_fall(w):
         likely = "Most likely the loss scale is still too high."
         if w.applied:
             likely = """\
 Most likely the gradients have grown, and the loss scale falls to fit them."""
-        low, high = scale_text(w.lowest), scale_text(w.highest)
-        likely += f" It was read between {low} and {high} in this training."
-        if w.last.largest is None:
-            likely += """\
- LossScaleMonitor(check_underflow=True) logs the largest gradient."""
     elif w.scale._can_change:
         likely = f"""\
 Most likely `min_loss_scale` is too high: the loss scale is at that floor, \
 {w.last.shown}, and cannot fall further. Lower it: the default is 1."""
-    elif w.applied:
-        likely = f"""\
-At this loss scale, which is fixed, {w.applied} steps were applied, so the gradients \
-have grown. Either {words.LEARNING_RATE} has made them grow. Or they have to be so \
-large, and need a smaller loss scale: a DynamicLossScale comes down by itself."""
     else:
         likely = f"Most likely: {words.SCALE_TOO_HIGH}"
+        if w.applied:
+            likely = f"At first it was not, so gradients have grown. {likely}"
     yield f"""\
 {BACKWARD} {likely} If steps are still skipped when it is low, there is \
 {words.INFINITE_DERIVATIVE}{rate}: {FIND} names the layer."""
 
 
 #: A stall tells the first that is true.
-CAUSES: List[Callable[[Seen], Texts]] = [
+CAUSES: List[Callable[[Watched], Texts]] = [
     *(of_weights, of_loss, of_accumulators, of_input),
     *(of_large_gradients, of_high_scale),
 ]

@@ -7,6 +7,7 @@ add one, write the function, its row, and an entry in docs/warnings.md.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import List
 
@@ -15,9 +16,9 @@ from lossscale.monitor import model as models
 from lossscale.monitor.asking import Finding, Texts
 from lossscale.monitor.watched import BAD_LOSSES, Run, Watched
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
+from lossscale.optimizer.record import GRADIENTS, LEFT_OUT, Spike
 from lossscale.plotting import scale_text
-from lossscale.ranges.causes import BAD_WEIGHTS, LOSS_IN_FLOAT16
+from lossscale.ranges.causes import BAD_WEIGHTS
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import keras_versions
 
@@ -31,8 +32,8 @@ def sharpness(run: Run) -> Texts:
     if type(run.model).__name__ == "SharpnessAwareMinimization":
         yield """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
-and adds them to the weights before anything checks them. An infinite one makes \
-weights infinite, and no optimizer can undo that. \
+and adds them to the weights before anything checks them: an infinite one makes \
+weights infinite. \
 https://github.com/lossscale/lossscale/blob/main/docs/recipes.md has a step that \
 scales the loss, and restores the weights to the last bit."""
 
@@ -43,42 +44,35 @@ def backup(run: Run) -> Texts:
     for callback in keras_versions.callbacks_beside(run.monitor):
         is_one = any(c.__name__ == "BackupAndRestore" for c in type(callback).__mro__)
         # Without this argument it always deletes the backup, as in Keras 2.4.
-        deletes = getattr(callback, "delete_checkpoint", None)
-        if is_one and deletes is not False:
-            other = ", or BackupAndRestore(..., delete_checkpoint=False)"
-            yield f"""\
+        if is_one and getattr(callback, "delete_checkpoint", True):
+            yield """\
 BackupAndRestore deletes its backup when training ends, even if on_stall="stop" ends \
 it. So a run that the monitor stopped cannot be resumed. Write \
-LossScaleMonitor(on_stall="raise"), since an error keeps the \
-backup{other if deletes else ""}."""
-
-
-def unbuilt(run: Run) -> Texts:
-    if run.build_error:
-        yield f"""\
-`restore_statistics` has no copy from before the first batch: the model is not built, \
-and calling it on `x` failed: {run.build_error}. Call it on a batch before `fit`: \
-model(x)."""
+LossScaleMonitor(on_stall="raise"), since an error keeps the backup."""
 
 
 # At each look
 
 
-def spike(w: Watched) -> Texts:
-    if w.spikes and (w.last.left_out > w.first.left_out or not w.shares):
-        yield f"""\
-A step was skipped as a spike, {_last_spike(w)}. It changed neither a weight nor the \
-loss scale. Look at that batch for wrong labels, damaged inputs, or a loss that is not \
-averaged. If such gradients are normal for this run, raise `threshold` of the \
-SpikeGuard. Later ones are counted as `spikes`."""
-
-
-def _last_spike(w: Watched) -> str:
+def left_out(w: Watched) -> Texts:
+    if not w.left_out:
+        return
+    numbers = [number for number, why in w.skipped_in_epoch if why == LEFT_OUT]
     last = w.optimizer.last_spike()
-    if last is None:  # it was another optimizer's, or came before a restart
-        return "of unknown size"
-    of_limit = f"{last.largest / last.limit:.3g} times the limit of {last.limit:.3g}"
-    return f"with a gradient of {last.largest:.3g} in {last.name}, {of_limit}"
+    if last is None:  # the guard is one of the user's own
+        where = w.batches.where(numbers)
+        yield f"Steps were skipped as {w.optimizer.guard.left_out_as}{where}."
+    else:
+        yield f"""\
+A step was skipped as a spike{w.batches.where(numbers[-1:])}, {_size(last)}. It \
+changed neither a weight nor the loss scale. Look at that batch for wrong labels, \
+damaged inputs, or a loss that is not averaged. If such gradients are normal for this \
+run, raise `threshold` of the SpikeGuard."""
+
+
+def _size(spike: Spike) -> str:
+    of_limit = f"{spike.largest / spike.limit:.3g} times the limit of {spike.limit:.3g}"
+    return f"with a gradient of {spike.largest:.3g} in {spike.name}, {of_limit}"
 
 
 def bad_losses(w: Watched) -> Texts:
@@ -96,17 +90,16 @@ def bad_losses(w: Watched) -> Texts:
         where = where.replace(" at", " last at", 1)
     if where:
         where += f". {causes.what_to_look_at(w)}"
-    elif w.is_stalled:
-        return
     text = f"""\
 {w.run.in_epoch}{"1 step was" if count == 1 else f"{count} steps were"} skipped \
-because the loss{models.name_of_loss(w.run.model, w.run.logs)} was {kinds} before it \
+because the loss{models.with_bad_loss(w.run.model, w.run.logs)} was {kinds} before it \
 was scaled{where or "."}"""
     # With "skip", too, such steps count if there are ten and more than one in five.
     losses = now.losses - w.first.losses
     would_help = losses < 10 or 4 * losses <= w.applied
+    # A float16 sum may be infinite until the loss scale is low.
     if "inf" in kinds and w.computes_in_float16 and not w.run.data.bad_rows:
-        would_help = False  # a float16 sum may be infinite until the loss scale is low
+        would_help = False
     has_fallen = w.scale._can_change and now.loss_scale < before.loss_scale
     if has_fallen and would_help and not w.optimizer.engine.skips_losses:
         text += f"""\
@@ -120,7 +113,7 @@ def bad_input(w: Watched) -> Texts:
     reasons = [why for _, why in w.skipped_in_epoch]
     is_new = w.last.own != w.before.own and reasons[-1:] == [GRADIENTS]
     if is_new and not w.is_stalled:  # `stall` is told with its causes
-        for text in causes.of_input(causes.seen_now(w)):
+        for text in causes.of_input(w):
             yield w.run.in_epoch + text
 
 
@@ -129,51 +122,65 @@ def many_bad_losses(w: Watched) -> Texts:
     count = now.counted_losses - before.counted_losses
     if not count:
         return
-    likely = causes.what_to_look_at(w)
-    if models.ends_in_float16(w.run.model):
-        likely = f"Most likely: {LOSS_IN_FLOAT16}"
     yield f"""\
 With nonfinite_loss="skip" the loss scale ignores a bad loss. But ten steps in a row, \
 or more than one in five, had one, so {count} of them counted as \
 {"an overflow" if count == 1 else "overflows"}: the loss scale was {before.shown} when \
-the epoch began, and is {now.shown}. {likely}"""
+the epoch began, and is {now.shown}."""
+
+
+def statistics(run: Run) -> Texts:
+    if not run.has_skipped:
+        return
+    found = run.nonfinite(models.untrained(run.model, of_frozen=False))
+    ignored = {id(v) for w in run.watched for v in w.bad_sums.values()}
+    bad = [fault for fault in found if id(fault[0]) not in ignored]
+    if bad:
+        text = f"""\
+Variables that are not trained, such as BatchNormalization's statistics, hold inf or \
+NaN: {models.listed(bad)}. Skipping a step does not undo what its forward pass did to \
+them, and later steps cannot repair them: predictions are lost. Go back to a \
+checkpoint, or reset them, and keep the data and that layer's inputs finite. """
+        if run.statistics is None:
+            text += """\
+LossScaleMonitor(restore_statistics=True) puts them back after each such step."""
+        else:
+            text += """\
+There is no good copy to put back. If the first batch built this model, call it on a \
+batch before `fit`: model(x)."""
+        yield text
 
 
 def stall(w: Watched) -> Texts:
     """With a list: what was seen, and the first cause that is true."""
     if not w.is_stalled:
         return
-    now, seen = w.last, causes.seen_now(w)
+    now, loss = w.last, w.bad_loss
     where = w.batches.where([now.own - 1]).replace("at", "the last at", 1)
     lines = [
         f"{now.in_a_row} steps in a row were skipped{w.unit}{where}. "
         f"The loss scale is {now.shown}."
     ]
-    if seen.loss:
-        name = models.name_of_loss(w.run.model, w.run.logs)
+    if loss:
+        name = models.with_bad_loss(w.run.model, w.run.logs)
         times = f", at each of the last {now.bad_losses} steps"
-        # A sum may be infinite in float16, and its gradients finite.
-        is_sum = seen.loss == "inf" and w.computes_in_float16
-        help_ = "the loss scale did not make it so"
-        if now.loss_scale <= 1.0 and not is_sum:
-            help_ = "no loss scale can help"
         lines.append(
-            f"The loss itself{name} is {WORDS[seen.loss]}, before it is scaled"
-            f"{times if now.bad_losses > 1 else ''}: {help_}."
+            f"The loss itself{name} is {WORDS[loss]}, before it is scaled"
+            f"{times if now.bad_losses > 1 else ''}: the loss scale did not make it so."
         )
-    if seen.gradients:
-        names = models.listed(seen.gradients)
+    if w.faults:
+        names = models.listed(w.faults)
         lines.append(
             f"Gradients that were not finite, the model's last ones first: {names}."
         )
-    of_causes = [text for cause in causes.CAUSES for text in cause(seen)]
-    yield "\n  * ".join([*lines, *of_causes[:1]])
+    of_causes = (text for cause in causes.CAUSES for text in cause(w))
+    yield "\n  * ".join([*lines, *itertools.islice(of_causes, 1)])
 
 
 # As an epoch ends
 
 
-def left_out(w: Watched) -> Texts:
+def many_left_out(w: Watched) -> Texts:
     count = w.last.left_out - w.epoch_began.left_out
     steps = w.last.applied - w.epoch_began.applied + count
     if count > 1 and steps < 10 * count:
@@ -181,22 +188,17 @@ def left_out(w: Watched) -> Texts:
 {w.run.in_epoch}{count} of {steps} finite steps were skipped as \
 {w.optimizer.guard.left_out_as}, more than a tenth. The model does not learn from \
 these batches."""
-        if w.last.spikes is not None:
+        if w.optimizer.last_spike():
             text += """\
  Most often gradients vary more than the SpikeGuard expects: raise its `threshold` or \
 `min_ratio`. If batches are damaged, repair the data."""
         yield text
-    elif count and w.last.spikes is None:  # `spike` is told of a few
-        numbers = [number for number, why in w.skipped_in_epoch if why == LEFT_OUT]
-        yield f"""\
-{w.run.in_epoch}Steps were skipped as {w.optimizer.guard.left_out_as}\
-{w.batches.where(numbers)}."""
 
 
 def unchecked_weights(w: Watched) -> Texts:
     if w.scale.checks_gradients:
         return
-    bad = models.nonfinite(w.run.model, w.run.model.trainable_weights)
+    bad = w.bad_weights
     if bad:
         yield f"""\
 Weights that hold inf or NaN: {models.listed(bad)}. {BAD_WEIGHTS} This loss scale \
@@ -207,13 +209,13 @@ falls, and then the monitor says which of these it is."""
 
 
 def underflow(w: Watched) -> Texts:
-    rooms = [room for room in w.rooms if room < math.inf]
-    if len(rooms) < w.patience or not w.computes_in_float16:
+    has_room = w.roomy_epochs >= w.patience and w.room < math.inf
+    if not has_room or not w.computes_in_float16:
         return
-    room = math.floor(min(rooms))
-    possible = math.floor(math.log2(w.last.loss_scale) + min(rooms)) - _RESERVE
+    room = math.floor(w.room)
+    possible = math.floor(math.log2(w.last.loss_scale) + w.room) - _RESERVE
     yield f"""\
-Gradients may underflow: for {len(rooms)} epochs no step was skipped, and the \
+Gradients may underflow: for {w.roomy_epochs} epochs no step was skipped, and the \
 largest scaled gradient that was read was {room} doublings below 65504, where float16 \
 ends. Only {max(40 - room, 0)} of float16's 40 doublings are left below it, and \
 smaller gradients become zero. The loss scale is {w.last.shown}, and could be \
@@ -225,16 +227,16 @@ smaller gradients become zero. The loss scale is {w.last.shown}, and could be \
 
 
 def all_zero(w: Watched) -> Texts:
-    is_zero = w.rooms[-w.patience :] == [math.inf] * w.patience
+    is_zero = w.roomy_epochs >= w.patience and w.room == math.inf
     is_low = w.last.loss_scale < 2.0**40 and w.computes_in_float16
     if not (is_zero and is_low and w.run.model.trainable_weights):
         return
     text = f"""\
-All gradients that were read were zero, for {w.patience} epochs in which no step was \
-skipped. Either the loss does not depend on the weights, or gradients underflow at a \
-loss scale of {w.last.shown}: HeadroomLossScale(2.0**40) begins high, and finds it by \
-itself."""
-    if models.ends_in_float16(w.run.model):
+All gradients that were read were zero, for {w.roomy_epochs} epochs in which no step \
+was skipped. Either the loss does not depend on the weights, or gradients underflow at \
+a loss scale of {w.last.shown}: HeadroomLossScale(2.0**40) begins high, and finds it \
+by itself."""
+    if w.is_all_float16:
         text += """\
  Give the last layer dtype="float32", too: in float16 the loss itself may be zero."""
     yield text
@@ -242,68 +244,30 @@ itself."""
 
 def replaced(run: Run) -> Texts:
     compiled = getattr(run.model, "optimizer", None)
-    is_theirs = keras_versions.is_own_wrapper(compiled)
+    is_ours = isinstance(compiled, LossScaleOptimizer)
     is_idle = not any(w.applied or w.skipped_in_epoch for w in run.watched)
-    if is_theirs and is_idle and not isinstance(compiled, LossScaleOptimizer):
-        names = " and ".join(w.name for w in run.watched if w.name)
-        yield f"""\
-In this epoch {names or "the watched optimizer"} made no step, and `model.optimizer` \
-is Keras's own LossScaleOptimizer, which `compile` puts around an optimizer without a \
-wrapper, also when you compile again. Write \
-model.compile(lossscale.LossScaleOptimizer(Adam(...), old_optimizer.loss_scale), ...), \
-which keeps the loss scale."""
-
-
-def restored(run: Run) -> Texts:
-    times, names = run.put_back
-    if times and run.has_skipped:
-        yield f"""\
-Variables that are not trained, such as BatchNormalization's statistics, held inf or \
-NaN after a batch, and were put back to their values from before it: \
-{models.first_of(names)}. A line at the end of training counts such batches, unless \
-verbose=0."""
-
-
-def statistics(run: Run) -> Texts:
-    if not run.has_skipped:
-        return
-    ignored = {id(variable) for variable in run.infinite}
-    for w in run.watched:
-        ignored |= {id(v) for v in models.accumulators(run.model, w.faults).values()}
-    found = models.untrained(run.model, of_frozen=False)
-    found = [variable for variable in found if id(variable) not in ignored]
-    bad = models.nonfinite(run.model, found)
-    if bad:
-        text = f"""\
-Variables that are not trained, such as BatchNormalization's statistics, hold inf or \
-NaN: {models.listed(bad)}. Skipping a step does not undo what its forward pass did to \
-them, and later steps cannot repair them: predictions are lost. Go back to a \
-checkpoint, or reset them, and keep the data and that layer's inputs finite."""
-        if run.statistics is None:
-            text += """\
- LossScaleMonitor(restore_statistics=True) puts them back after each such step."""
-        yield text
+    if is_idle and keras_versions.is_own_wrapper(compiled) and not is_ours:
+        yield """\
+In this epoch no watched optimizer made a step, and `model.optimizer` is Keras's own \
+LossScaleOptimizer, which `compile` puts around an optimizer without a wrapper. Write \
+model.compile(lossscale.LossScaleOptimizer(Adam(), old_optimizer.loss_scale), ...)."""
 
 
 #: What a monitor may say, in the order in which it asks. `asking` explains a row.
 FINDINGS: List[Finding] = [
     Finding("begin", "model", "training", sharpness),
     Finding("begin", "model", "training", backup),
-    Finding("begin", "model", "training", unbuilt),
-    Finding("look", "optimizer", "process", spike),
+    Finding("look", "optimizer", "process", left_out),
     Finding("look", "optimizer", "epoch", bad_losses),
     Finding("look", "optimizer", "epoch", bad_input),
     Finding("look", "optimizer", "epoch", many_bad_losses),
-    Finding(
-        "look", "optimizer", "skips in a row", stall, stops=True, tells=(statistics,)
-    ),
-    Finding("epoch end", "optimizer", "epoch", left_out),
+    Finding("look", "model", "training", statistics),
+    Finding("look", "optimizer", "skips in a row", stall, stops=True),
+    Finding("epoch end", "optimizer", "epoch", many_left_out),
     Finding("epoch end", "optimizer", "training", unchecked_weights),
     Finding("epoch end", "optimizer", "process", underflow),
     Finding("epoch end", "optimizer", "process", all_zero),
     Finding("epoch end", "model", "training", replaced),
-    Finding("epoch end", "model", "training", restored),
-    Finding("epoch end", "model", None, statistics),
 ]
 
 
@@ -312,28 +276,25 @@ FINDINGS: List[Finding] = [
 
 def summary(run: Run) -> Texts:
     for w in run.watched:
-        yield _summary_of(w)
-    times, _ = run.put_back
+        first, now = w.first, w.last
+        line = f"Loss scale{f' of {w.name}' if w.name else ''}: {w.applied} steps "
+        line += f"applied, {w.skipped(now) - w.skipped(first)} skipped in this fit"
+        line += f"{w.unit}; "
+        if w.shares:
+            skipped = now.skipped - first.skipped
+            line += f"shared, with {skipped} steps skipped for all; "
+        low, high = scale_text(w.lowest), scale_text(w.highest)
+        line += f"it is {now.shown}, and was read between {low} and {high}."
+        if now.losses > first.losses:
+            losses = now.losses - first.losses
+            line += f" Steps skipped for a loss that was not finite: {losses}."
+        if w.left_out:
+            line += f" Steps left out as {w.optimizer.guard.left_out_as}: {w.left_out}"
+            last = w.optimizer.last_spike()
+            line += f", the last {_size(last)}." if last else "."
+        if not math.isnan(w.headroom):
+            line += f" Headroom: {w.headroom:.1f} doublings."
+        yield line
+    times = run.statistics.times() if run.statistics else 0
     if times:
         yield f"Batches after which statistics were put back: {times}."
-
-
-def _summary_of(w: Watched) -> str:
-    first, now = w.first, w.last
-    line = f"Loss scale{f' of {w.name}' if w.name else ''}: {w.applied} steps applied, "
-    line += f"{w.skipped(now) - w.skipped(first)} skipped in this fit{w.unit}; "
-    if w.shares:
-        line += f"shared, with {now.skipped - first.skipped} steps skipped for all; "
-    low, high = scale_text(w.lowest), scale_text(w.highest)
-    line += f"it is {now.shown}, and was read between {low} and {high}."
-    if now.losses > first.losses:
-        losses = now.losses - first.losses
-        line += f" Steps skipped for a loss that was not finite: {losses}."
-    if w.spikes:
-        line += f" Spikes skipped: {w.spikes}, the last {_last_spike(w)}."
-    elif now.left_out > first.left_out:
-        left_out = f"{w.optimizer.guard.left_out_as}: {now.left_out - first.left_out}"
-        line += f" Steps left out as {left_out}."
-    if not math.isnan(w.headroom):
-        line += f" Headroom: {w.headroom:.1f} doublings."
-    return line

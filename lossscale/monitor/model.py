@@ -56,14 +56,12 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
     """
     compiled = getattr(model, "optimizer", None)
     pairs = [("optimizer", compiled), *attributes_of(model)]
-    optimizers: Dict[str, Any] = {}
+    ours: Dict[int, Tuple[str, Any]] = {}
     for name, value in pairs:
-        is_new = not any(value is other for other in optimizers.values())
-        if isinstance(value, LossScaleOptimizer) and is_new:
-            optimizers[name.strip("_")] = value
-    if optimizers:
-        is_single = len(optimizers) == 1
-        return dict(zip([""], optimizers.values())) if is_single else optimizers
+        if isinstance(value, LossScaleOptimizer):
+            ours.setdefault(id(value), (name.strip("_"), value))
+    if ours:
+        return {name if len(ours) > 1 else "": value for name, value in ours.values()}
     # A user with other optimizers may not know the one that Keras compiles by default.
     others = [
         f"model.{name.strip('_')} = {shown(value)}"
@@ -98,30 +96,14 @@ def dtypes_of(model: Any) -> List[str]:
     return dtypes
 
 
-def ends_in_float16(model: Any) -> bool:
-    """Whether an output is float16, or each layer if the outputs are not known."""
-    outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
-    dtypes = [tf.as_dtype(output.dtype).name for output in outputs]
-    if dtypes:
-        return "float16" in dtypes
-    return set(dtypes_of(model)) == {"float16"}
-
-
-def name_of_loss(model: Any, logs: Any) -> str:
-    """Returns which of several losses is not finite in the logs, else their names."""
+def with_bad_loss(model: Any, logs: Any) -> str:
+    """Returns which outputs have a loss in the logs that is not finite, if it shows."""
     named = getattr(model, "loss", None)
     outputs = [*(getattr(model, "output_names", None) or ())]
     outputs += list(named) if isinstance(named, dict) else []
     losses = logs if isinstance(logs, dict) else {}
     bad = [n for n in outputs if not np.isfinite(losses.get(f"{n}_loss", 0.0))]
-    if bad:
-        return f" of output {' and '.join(dict.fromkeys(bad))}"
-    names = [  # of names, functions and objects
-        getattr(loss, "__name__", None) or getattr(loss, "name", loss)
-        for loss in tf.nest.flatten(named)
-    ]
-    names = [name for name in names if isinstance(name, str) and name != "<lambda>"]
-    return f" ({', '.join(names)})" if names else ""
+    return f" of output {' and '.join(dict.fromkeys(bad))}" if bad else ""
 
 
 def untrained(model: Any, *, of_frozen: bool) -> List[Variable]:
@@ -151,15 +133,14 @@ def nonfinite(model: Any, variables: Sequence[Variable]) -> List[Fault]:
 
 def accumulators(model: Any, faults: Sequence[Fault]) -> Dict[str, Variable]:
     """Returns bad attributes of a model that may add up the gradients at fault."""
-    shapes = {tuple(variable.shape) for variable, _ in faults}
+    shapes = [variable.shape for variable, _ in faults]
     trained = {id(v) for v in model.trainable_weights}
     return {
         name: value
         for name, value in attributes_of(model)
         if hasattr(value, "assign")
-        and hasattr(value, "shape")
         and id(value) not in trained
-        and tuple(value.shape) in shapes
+        and getattr(value, "shape", None) in shapes
         and nonfinite(model, [value])
     }
 

@@ -21,7 +21,7 @@ class Reading(NamedTuple):
         loss that was not, and were finite and left out by the guard.
       in_a_row: How many in a row, up to the last step, were not finite.
       bad_losses: The last ones of these for which the unscaled loss was at fault.
-      last: Of the last few the number and the reason, as `Record.skipped` has them.
+      last: Of the last few which of `own` they were, from 0 on, and the reason.
       largest: The greatest magnitude of the last step's unscaled gradients, infinite if
         it was skipped. None: the loss scale does not keep it.
       spikes: How many finite steps a `SpikeGuard` skipped. None: there is none.
@@ -84,7 +84,7 @@ def read(optimizer: Any) -> Reading:
         # The record has only the last steps. Of more, the loss scale's count is used.
         in_a_row=in_a_row if row == KEPT else min(row, in_a_row),
         bad_losses=in_a_row if losses == KEPT else min(losses, in_a_row),
-        last=tuple(last),
+        last=tuple(enumerate((why for _, why in last), sum(counts) - len(last))),
         largest=None if largest is None else float(largest.numpy()),
         spikes=int(guard.spikes.numpy()) if isinstance(guard, SpikeGuard) else None,
         counted_losses=0 if ignored is None else int(ignored.counted.numpy()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tensorflow as tf
 
@@ -26,16 +26,16 @@ class Run:
 
     Attributes:
       epoch: The number of the epoch, from 0 on, None if nobody told it.
-      infinite: The variables, not trained, that are infinite from the first, as the
-        least value of a layer of one's own.
-      build_error: Why the model could not be built before its first batch.
+      looked_after: The batch after which it looked last in this epoch.
+      infinite: The ids of variables, not trained, that are infinite from the first, as
+        the least value of a layer of one's own.
     """
 
     name = ""
     epoch: Optional[int] = None
     epochs = 0
     logs: Any = None
-    build_error: Optional[Exception] = None
+    looked_after = -1
     statistics: Optional[Statistics] = None
     is_begun = False
     batches_in_call = 1
@@ -43,7 +43,7 @@ class Run:
     def __init__(self, monitor: Any, watched: List[Watched], training: int = 1) -> None:
         self.monitor, self.model, self.watched = monitor, monitor.model, watched
         self.training = training
-        self.infinite: List[Variable] = []
+        self.infinite: Set[int] = set()
         self.said: Dict[Any, Any] = {}
         for w in watched:
             w.run = self
@@ -57,7 +57,7 @@ class Run:
         if self.model.built:
             untrained = keras_versions.statistics_of(self.model)
             faults = models.nonfinite(self.model, untrained)
-            self.infinite = [variable for variable, kind in faults if kind == "inf"]
+            self.infinite = {id(variable) for variable, kind in faults if kind == "inf"}
         # Keras 2 keeps the number in a variable with a private name.
         for name in ("steps_per_execution", "_steps_per_execution"):
             number = int(tf.convert_to_tensor(getattr(self.model, name, None) or 1))
@@ -69,6 +69,7 @@ class Run:
 
     def begin_epoch(self) -> None:
         self.epochs += 1
+        self.looked_after = -1
         params = getattr(self.monitor, "params", None) or {}
         for w in self.watched:
             w.begin_epoch(params.get("steps"))
@@ -80,13 +81,13 @@ class Run:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether steps were skipped in this epoch."""
-        return any(w.has_skipped for w in self.watched)
+        """Whether steps were skipped between the last two looks."""
+        return any(w.last.skipped != w.before.skipped for w in self.watched)
 
-    @property
-    def put_back(self) -> Tuple[int, List[str]]:
-        """After how many batches statistics were put back, and their names."""
-        return (0, []) if self.statistics is None else self.statistics.read()
+    def nonfinite(self, variables: List[Variable]) -> List[models.Fault]:
+        """Returns those that hold inf or NaN, but for `infinite`."""
+        found = [v for v in variables if id(v) not in self.infinite]
+        return models.nonfinite(self.model, found)
 
     @cached_property
     def data(self) -> models.Data:
@@ -104,12 +105,13 @@ class Watched:
       epoch_began: The reading as the epoch began.
       lowest, highest: The loss scales that were read since the training began.
       largest, headroom: The last ones that were known. NaN: none was.
-      rooms: The least headrooms of the last epochs, infinite if all gradients were
-        zero, since one skipped a step or had little room.
+      room: The least headroom that was read since an epoch skipped a step or had
+        little room, infinite if all gradients were zero; `roomy_epochs` were since.
     """
 
     name, shares = "", False
     largest = headroom = math.nan
+    room, roomy_epochs = math.inf, 0
     run: Run
     first: Reading
     epoch_began: Reading
@@ -118,8 +120,6 @@ class Watched:
     def __init__(self, optimizer: Any, patience: int) -> None:
         self.optimizer, self.patience = optimizer, patience
         self.said: Dict[Any, Any] = {}
-        self.rooms: List[float] = []
-        self._stuck = 0.0
 
     def begin(self, reading: Reading) -> None:
         """Begins a training."""
@@ -129,30 +129,24 @@ class Watched:
 
     def begin_epoch(self, batches: Optional[int] = None) -> None:
         self.epoch_began, self.batches = self.last, Batches(self.optimizer, batches)
-        self._rooms: List[float] = []  # that were read in this epoch
 
     def see(self, reading: Reading) -> None:
-        before, self.before, self.last = self.last, self.last, reading
+        self.before, self.last = self.last, reading
         self.lowest = min(self.lowest, reading.loss_scale)
         self.highest = max(self.highest, reading.loss_scale)
         if reading.headroom is not None and reading.largest is not None:
             self.largest = reading.largest
-            self._rooms.append(reading.headroom)
+            self.room = min(self.room, reading.headroom)
             if self.largest > 0.0:
                 self.headroom = reading.headroom
-        if reading.applied == 0:
-            lowered = _backoffs(self.scale, before.loss_scale, reading.loss_scale)
-            lowered *= int(getattr(self.scale, "hysteresis", 1))
-            stuck = max(reading.nonfinite - before.nonfinite - lowered, 0.0)
-            self._stuck = stuck if lowered else self._stuck + stuck
 
     def end_epoch(self) -> None:
-        room = min(self._rooms, default=math.nan)
+        before, now = self.epoch_began, self.last
         # A scale that overflows is not too low: gradients of activations count, too.
-        if self.has_skipped or room <= _FAR_BELOW:
-            self.rooms = []
-        elif self._rooms and self.last.applied != self.epoch_began.applied:
-            self.rooms.append(room)
+        if now.skipped != before.skipped or self.room <= _FAR_BELOW:
+            self.room, self.roomy_epochs = math.inf, 0
+        elif now.headroom is not None and now.applied != before.applied:
+            self.roomy_epochs += 1
 
     @property
     def applied(self) -> int:
@@ -160,16 +154,9 @@ class Watched:
         return self.last.applied - self.first.applied
 
     @property
-    def has_skipped(self) -> bool:
-        """Whether there were skipped steps in this epoch, also of those that share."""
-        return self.last.skipped != self.epoch_began.skipped
-
-    @property
     def skipped_in_epoch(self) -> List[Tuple[int, str]]:
         """The numbers of its skipped steps in this epoch, and why: the last ones."""
-        last = self.last.last
-        pairs = enumerate(last, self.last.own - len(last))
-        return [(n, why) for n, (_, why) in pairs if n >= self.epoch_began.own]
+        return [pair for pair in self.last.last if pair[0] >= self.epoch_began.own]
 
     @property
     def run_of_skips(self) -> Tuple[int, int]:
@@ -189,17 +176,26 @@ class Watched:
         return is_long or self.last.bad_losses >= BAD_LOSSES
 
     @property
-    def until_stall(self) -> int:
-        """After how many more steps there may be a stall, if all are skipped."""
-        in_a_row = self.last.in_a_row
-        is_long = in_a_row >= self.patience  # during the search
-        left = self.patience - (int(self._stuck) if is_long else in_a_row)
-        return left if left > 0 else self.patience
+    def _stuck(self) -> float:
+        """How many steps were skipped in this training, but for those that lowered it.
+
+        A rule of the user's own is stuck if the last look found it as the one before.
+        """
+        high, low = self.first.loss_scale, self.last.loss_scale
+        backoff = getattr(self.scale, "backoff_factor", None)
+        backoff = backoff or 1 / getattr(self.scale, "multiplier", 1)
+        lowered = 0.0
+        if low < high and backoff < 1:
+            lowered = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
+        elif low < self.before.loss_scale:
+            lowered = math.inf
+        lowered *= getattr(self.scale, "hysteresis", 1)
+        return self.last.nonfinite - self.first.nonfinite - lowered
 
     @property
-    def spikes(self) -> int:
-        """How many spikes were skipped since the training began."""
-        return (self.last.spikes or 0) - (self.first.spikes or 0)
+    def left_out(self) -> int:
+        """How many finite steps the guard has left out in this training."""
+        return self.last.left_out - self.first.left_out
 
     @property
     def scale(self) -> Any:
@@ -211,11 +207,37 @@ class Watched:
         return [(f.variable, f.kind) for f in self.optimizer.nonfinite_gradients()]
 
     @property
+    def bad_loss(self) -> Any:
+        """What the unscaled loss was at that step, "inf" or "nan", or None."""
+        return self.optimizer.nonfinite_loss()
+
+    @property
+    def bad_weights(self) -> List[models.Fault]:
+        model = self.run.model
+        frozen = models.untrained(model, of_frozen=True)
+        return self.run.nonfinite([*model.trainable_weights, *frozen])
+
+    @property
+    def bad_sums(self) -> Dict[str, Variable]:
+        """The model's variables, by name, that may add such gradients up."""
+        return models.accumulators(self.run.model, self.faults)
+
+    @property
+    def bad_layer(self) -> Optional[Tuple[str, str]]:
+        """The kernel and the bias of a layer whose input was not finite, or None."""
+        return models.layer_with_bad_input(self.run.model, self.faults)
+
+    @property
     def computes_in_float16(self) -> bool:
         """Whether a layer does, or gradients are added up in it. No layers: perhaps."""
         dtypes = models.dtypes_of(self.run.model)
         added_up = getattr(self.optimizer, "communication_dtype", None)
         return "float16" in [*dtypes, added_up] or not dtypes
+
+    @property
+    def is_all_float16(self) -> bool:
+        """Whether each layer computes in it, so also that which feeds the loss."""
+        return {*models.dtypes_of(self.run.model)} == {"float16"}
 
     @property
     def unit(self) -> str:
@@ -237,14 +259,3 @@ class Watched:
         if last.largest is not None:
             logs[f"{prefix}headroom"] = self.headroom
             logs[f"{prefix}largest_gradient"] = self.largest
-
-
-def _backoffs(loss_scale: Any, high: float, low: float) -> float:
-    """Returns how often a scale backs off from `high` to `low`, infinite if unknown."""
-    multiplier = getattr(loss_scale, "multiplier", None)
-    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
-    if low >= high:
-        return 0
-    if backoff >= 1 or low <= 0:
-        return math.inf
-    return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)

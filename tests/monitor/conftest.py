@@ -22,22 +22,16 @@ PLACES = [
 
 
 @functools.lru_cache(maxsize=None)
-def made(name, strategy=None, at_once=1):
+def made(name, strategy=None):
     """Returns one model for all tests: to trace its step is what takes long."""
     family = next(family for family in families() if family.name == name)
-    return Faulty(family, strategy, steps_per_execution=at_once)
+    return Faulty(family, strategy)
 
 
 @pytest.fixture
 def faulty(family):
     """A model in which the data decide what goes wrong."""
     return made(family.name).reset()
-
-
-@pytest.fixture
-def in_fours(family):
-    """The same, of which four batches run in one call."""
-    return made(family.name, at_once=4).reset()
 
 
 @pytest.fixture

@@ -13,6 +13,17 @@ from lossscale.monitor.watched import Watched
 from lossscale.runtime import keras_versions
 
 
+class Slow(LossScale):
+    """It has no multiplier to reckon with."""
+
+    def next_state(self, state, is_finite):
+        del is_finite
+        return {"current_loss_scale": tf.maximum(state.current_loss_scale - 1, 1)}
+
+    def get_config(self):
+        return {}
+
+
 def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     """Returns the steps after which a stall is told of, reading every so many."""
     inner = keras_versions.installed()[0].optimizers.SGD()
@@ -40,58 +51,44 @@ def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     return found
 
 
+def high():
+    return DynamicLossScale(2.0**20)
+
+
+def fixed():
+    return FixedLossScale(8, skip_nonfinite=True)
+
+
+def slow_to_fall():
+    return DynamicLossScale(2.0**4, hysteresis=2, hysteresis_reset=("backoff",))
+
+
 @pytest.mark.parametrize(
-    ("run", "every", "expected"),
+    ("make", "run", "every", "expected"),
     [
-        ("TFFTFFT", 1, []),
-        ("TFFFFFF", 1, [4]),  # once
-        ("TFFFTFFFF", 1, [4, 8]),  # and again after a good step
-        ("TFFFTFFFF", 9, [9]),
-        ("TFFFTFFTF", 3, []),
-        ("TFFFFFFFF", 3, [6]),
-        ("TFFFFFTFFFFF", 6, [6, 12]),  # the good step was between two readings
+        (high, "TFFTFFT", 1, []),
+        (high, "TFFFFFF", 1, [4]),  # once
+        (high, "TFFFTFFFF", 1, [4, 8]),  # and again after a good step
+        (high, "TFFFTFFFF", 9, [9]),
+        (high, "TFFFTFFTF", 3, []),
+        (high, "TFFFFFFFF", 3, [6]),
+        (high, "TFFFFFTFFFFF", 6, [6, 12]),  # the good step was between two readings
+        # A scale that begins too high searches. Ten steps to fall, three in vain.
+        *((high, "F" * 20 + "T" * 20, every, []) for every in (1, 5, 20)),
+        (lambda: DynamicLossScale(2.0**10), "F" * 60, 1, [13]),
+        (lambda: DynamicLossScale(2.0**10), "F" * 60, 5, [15]),
+        (lambda: DynamicLossScale(2.0**10), "F" * 60, 60, [60]),
+        (lambda: DynamicLossScale(2.0**30, min_loss_scale=2.0**10), "F" * 22, 2, []),
+        (slow_to_fall, "F" * 10, 10, []),
+        (slow_to_fall, "F" * 11, 11, [11]),
+        (fixed, "F" * 9, 1, [3]),
+        (fixed, "F" * 9, 9, [9]),
+        # Nobody knows how a rule of one's own falls, so it has until the next reading.
+        (lambda: Slow(8.0), "F" * 24, 12, [24]),
     ],
 )
-def test_patience_skipped_steps_in_a_row_are_told_of_once(run, every, expected):
-    assert told(DynamicLossScale(2.0**20), run, every) == expected
-
-
-@pytest.mark.parametrize("floor", [1.0, 2.0**10])  # it is silent at the floor, too
-@pytest.mark.parametrize("every", [1, 2, 5, 10, 20])
-def test_a_search_is_silent(every, floor):
-    loss_scale = DynamicLossScale(2.0**30, min_loss_scale=floor)
-    assert told(loss_scale, "F" * 20 + "T" * 20, every) == []
-
-
-@pytest.mark.parametrize(("every", "expected"), [(1, 13), (2, 14), (5, 15), (60, 60)])
-def test_a_scale_stuck_at_its_floor_is_told_of(every, expected):
-    # Ten steps to fall, three that no longer lower it.
-    assert told(DynamicLossScale(2.0**10), "F" * 60, every) == [expected]
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(10, []), (11, [11])])
-def test_hysteresis_takes_its_steps_to_fall(steps, expected):
-    scale = DynamicLossScale(2.0**4, hysteresis=2, hysteresis_reset=("backoff",))
-    assert told(scale, "F" * steps, steps) == expected
-
-
-def test_a_scale_that_never_falls_does_not_search():
-    scale = FixedLossScale(8, skip_nonfinite=True)
-    assert told(scale, "F" * 9, 1) == [3]
-    assert told(scale, "F" * 9, 9) == [9]
-
-
-def test_another_rule_is_given_until_the_next_reading():
-    class Slow(LossScale):  # no multiplier to reckon with
-        def next_state(self, state, is_finite):
-            del is_finite
-            return {"current_loss_scale": tf.maximum(state.current_loss_scale - 1, 1)}
-
-        def get_config(self):
-            return {}
-
-    scale = Slow(8.0)
-    assert told(scale, "F" * 24, 12) == [24]
+def test_patience_skipped_steps_in_a_row_are_told_of_once(make, run, every, expected):
+    assert told(make(), run, every) == expected
 
 
 @pytest.mark.parametrize("every", [1, 3, 4])

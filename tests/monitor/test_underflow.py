@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
-#: How many steps were skipped before training begins.
-BEFORE = 3
 
 
 def fit_tiny(family, rng, loss_scale, monitor, epochs=4, rate=0.0):
@@ -37,32 +35,28 @@ def fit_tiny(family, rng, loss_scale, monitor, epochs=4, rate=0.0):
     return history, messages
 
 
-def reading(epoch, log2_scale, log2_largest, skipped=0):
-    largest = None if log2_largest is None else 2.0**log2_largest
-    return Reading(2.0**log2_scale, skipped, 100 + epoch, skipped, largest=largest)
-
-
 @pytest.mark.parametrize(
-    ("readings", "rooms"),
+    ("readings", "epochs"),
     [
         ([(15, -20)] * 5, 5),
         ([(15, -15)] * 5, 0),  # not far enough
         ([(15, -20), (15, -20), (30, -20), (15, -20), (15, -20)], 2),
-        ([(15, -20), *[(15, -20, BEFORE + 1)] * 3], 2),
-        ([(15, -20, BEFORE + 1)] * 3, 2),  # the first epoch skipped a step
+        ([(15, -20), *[(15, -20, 1)] * 3], 2),  # the second epoch skipped a step
         ([(15, -20), (15, None), (15, -20)], 2),
         ([(15, -20), (15, -np.inf), (15, -20)], 3),  # all gradients are zero
         ([(15, -20), (0, math.log2(65504)), (15, -20)], 1),  # no room
     ],
 )
-def test_how_many_epochs_had_room(readings, rooms):
+def test_how_many_epochs_had_room(readings, epochs):
     watched = Watched(None, 3)
-    watched.begin(reading(0, 0, None, BEFORE))
+    watched.begin(Reading(1.0, 0, 100))
     for epoch, (log2_scale, log2_largest, *skipped) in enumerate(readings, 1):
-        watched.see(reading(epoch, log2_scale, log2_largest, *skipped or [BEFORE]))
+        largest = None if log2_largest is None else 2.0**log2_largest
+        read_now = 2.0**log2_scale, *(skipped or [0]), 100 + epoch
+        watched.see(Reading(*read_now, largest=largest))
         watched.end_epoch()
         watched.begin_epoch()
-    assert len(watched.rooms) == rooms
+    assert watched.roomy_epochs == epochs
 
 
 def test_the_number_that_it_advises_was_tried(family, rng):
@@ -82,15 +76,6 @@ def test_the_number_that_it_advises_was_tried(family, rng):
         family, rng, followed, LossScaleMonitor(verbose=0), epochs=16, rate=1e-3
     )
     assert (history["skipped_steps"][-1], said) == (0, [])  # of 64 steps
-
-
-def test_nothing_is_measured_unasked(family, rng):
-    scale = DynamicLossScale()
-    monitor = LossScaleMonitor(patience=1, verbose=0)
-    history, messages = fit_tiny(family, rng, scale, monitor)
-    assert messages == []
-    assert scale.last_largest is None
-    assert not {"headroom", "largest_gradient"} & {*history}
 
 
 def test_the_largest_gradient_is_a_good_steps_and_true(family):

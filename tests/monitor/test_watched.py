@@ -65,9 +65,11 @@ def test_those_that_are_given_are_watched(gan, given, names):
     monitor = LossScaleMonitor(verbose=0, optimizers=given(*gan.both))
     history = fit_with_bad_batches(gan, monitor, 1)
     figures = ("loss_scale", "skipped_steps", "nonfinite_losses")
-    logged = [name + what for name in names for what in figures]
-    assert list(history) == logged
+    assert list(history) == [name + what for name in names for what in figures]
     assert history[f"{names[-1]}skipped_steps"] == [1]
+    monitor.optimizers = None  # another model may have another name for one
+    history = fit_with_bad_batches(gan, monitor)
+    assert [*history][::3] == ["d_optimizer_loss_scale", "g_optimizer_loss_scale"]
 
 
 def test_an_optimizer_that_the_user_never_made_is_not_named(family):
@@ -129,19 +131,9 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
 
 
 def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
+    monitor = LossScaleMonitor(3, every=1, verbose=0)
     with heard() as messages:
-        fit_with_bad_batches(
-            sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5
-        )
+        fit_with_bad_batches(sharing, monitor, 1, 2, 3, 4, 5)
     of_batches, message = messages
     assert of_batches.startswith("g_optimizer: Epoch 1: 1 step was skipped")
     assert message.startswith("g_optimizer: 3 steps in a row were skipped")
-
-
-@pytest.mark.slow
-def test_a_monitor_that_watched_another_model_names_its_optimizers_anew(gan):
-    monitor = LossScaleMonitor(verbose=0, optimizers=gan.both[0])
-    assert "loss_scale" in fit_with_bad_batches(gan, monitor)
-    monitor.optimizers = None
-    history = fit_with_bad_batches(gan, monitor)
-    assert list(history) == list(fit_with_bad_batches(gan, LossScaleMonitor(verbose=0)))

@@ -17,32 +17,44 @@ from lossscale.monitor import causes, findings
 from lossscale.monitor.model import Data
 from lossscale.monitor.reading import Reading
 from lossscale.monitor.watched import Run, Watched
-from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
+from lossscale.optimizer.record import GRADIENTS, LEFT_OUT, Spike
 
 FAMILY = families()[0]
 
 
 class Stub(Watched):
-    """An optimizer at whose last bad step these gradients were not finite."""
+    """An optimizer of which is seen what a test sets, and nothing else."""
 
-    faults = ()
+    faults = bad_weights = ()
+    bad_loss = bad_layer = None
+    bad_sums = {}  # noqa: RUF012 - never changed
 
 
-def watched(scale=None, *, policy="mixed_float16", guard=None, change=None, **now):
-    """Returns an optimizer as it was read twice: as a `fit` began, and `now`.
-
-    `change` is called with its model.
-    """
+def watched(scale=None, *, policy="mixed_float16", guard=None, seen=None, **now):
+    """Returns an optimizer as it was read twice: as a `fit` began, and `now`."""
     scale = DynamicLossScale(8.0) if scale is None else scale
     optimizer = LossScaleOptimizer(FAMILY.optimizers.SGD(0.1), scale, guard=guard)
     w = Stub(optimizer, patience=2)
     model = regression(FAMILY, optimizer, policy)
-    if change is not None:
-        change(model)
     monitor = SimpleNamespace(model=model, on_stall="warn", params={})
     Run(monitor, [w]).data = Data(None, False)
     w.begin(Reading(now.pop("before", float(scale)), 0, 0))
     w.see(Reading(**{"loss_scale": float(scale), "skipped": 0, "applied": 0, **now}))
+    vars(w).update(seen or {})
+    return w
+
+
+def seen(name, scale=None, **now):
+    """Returns an optimizer of which one thing was seen: the name of an attribute."""
+    w = watched(scale, **now)
+    faults = [(w.run.model.trainable_weights[0], "nan")]
+    set_to = {
+        "bad_loss": "nan",
+        "bad_sums": {"total": tf.zeros([])},
+        "bad_layer": ("hidden/kernel", "hidden/bias"),
+    }
+    w.faults = faults  # at any stall
+    setattr(w, name, set_to.get(name, faults))
     return w
 
 
@@ -56,52 +68,14 @@ def skips(count, why, **kwargs):
 
 LOSSES = skips(3, "nan", losses=3, bad_losses=3)
 ONE_LOSS = {"loss_scale": 4.0, **skips(1, "nan", losses=1, bad_losses=1)}
-OVERFLOW = {"applied": 9, **skips(3, GRADIENTS)}
-
-
-def with_nan(model):
-    model.set_weights([weight * np.nan for weight in model.get_weights()])
-
-
-def with_nan_kernel(**now):
-    """The gradient of the first layer's kernel is NaN, that of its bias is not."""
-    w = watched(**now)
-    w.faults = [(w.run.model.trainable_weights[0], "nan")]
-    return w
-
-
-def with_bad_losses():
-    w = with_nan_kernel(**LOSSES)
-    vars(w.optimizer)["nonfinite_loss"] = lambda: "nan"
-    return w
-
-
-def of_model(**attributes):
-    run = watched(**skips(1, GRADIENTS)).run
-    vars(run).update(attributes)
-    return run
 
 
 def with_statistics():
     norm = FAMILY.keras.layers.BatchNormalization(name="norm")
-    model = FAMILY.keras.Sequential([FAMILY.keras.Input([2]), norm])
+    run = watched(**skips(1, GRADIENTS)).run
+    run.model = FAMILY.keras.Sequential([FAMILY.keras.Input([2]), norm])
     norm.moving_mean.assign([np.nan, np.nan])
-    return of_model(model=model)
-
-
-def seen(w=None, **found):
-    """Returns what was seen at a stall: nothing but what is `found`."""
-    nothing = {"loss": None, "gradients": (), "weights": (), "accumulators": {}}
-    w = w or watched(applied=9)
-    variable = w.run.model.trainable_weights[0]
-    if "weights" in found:
-        found["weights"] = [(variable, "nan")]
-    if "loss" not in found and "weights" not in found:
-        found["gradients"] = [(variable, "inf")]
-    return causes.Seen(w, **{**nothing, "layer": None, **found})
-
-
-Sharp = type("SharpnessAwareMinimization", (), {})
+    return run
 
 
 def beside_a_backup():
@@ -110,59 +84,63 @@ def beside_a_backup():
     monitor = FAMILY.keras.callbacks.Callback()
     monitor.on_stall = "stop"
     self = FAMILY.keras.callbacks.CallbackList([monitor, backup])  # noqa: F841 - seen
-    return list(findings.backup(of_model(monitor=monitor)))
+    return list(findings.backup(SimpleNamespace(monitor=monitor)))
 
 
-def recompiled():
+def with_spikes(count, **now):
+    w = watched(guard=SpikeGuard(), **now, **skips(count, LEFT_OUT, left_out=count))
+    spike = Spike("kernel", 8.0, 2.0, w.run.model.trainable_weights[0])
+    vars(w.optimizer)["last_spike"] = lambda: spike
+    return w
+
+
+def with_room(room):
+    w = watched(applied=9)
+    w.room, w.roomy_epochs = room, w.patience
+    return w
+
+
+def recompiled(**now):
     keras = FAMILY.keras
     space = keras.optimizers if FAMILY.name == "keras3" else keras.mixed_precision
     theirs = space.LossScaleOptimizer(FAMILY.optimizers.SGD(0.1))
-    return SimpleNamespace(model=SimpleNamespace(optimizer=theirs), watched=[watched()])
-
-
-def with_rooms(room):
-    w = watched(applied=9)
-    w.rooms = [room] * w.patience
-    return w
+    model = SimpleNamespace(optimizer=theirs)
+    return SimpleNamespace(model=model, watched=[watched(**now)])
 
 
 def fixed(scale=8.0):
     return FixedLossScale(scale, skip_nonfinite=True)
 
 
+OVERFLOW = {"before": 2.0**10, "applied": 9, **skips(3, GRADIENTS)}
+Sharp = type("SharpnessAwareMinimization", (), {})
 TRUE = {
-    findings.sharpness: lambda: of_model(model=Sharp()),
-    findings.unbuilt: lambda: of_model(build_error=ValueError("no shape")),
-    findings.spike: lambda: watched(guard=SpikeGuard(), spikes=1),
+    findings.sharpness: lambda: SimpleNamespace(model=Sharp()),
+    findings.left_out: lambda: with_spikes(1),
     findings.bad_losses: lambda: watched(**ONE_LOSS),
-    findings.bad_input: lambda: with_nan_kernel(**skips(1, GRADIENTS)),
+    findings.bad_input: lambda: seen("bad_layer", **skips(1, GRADIENTS)),
     findings.many_bad_losses: lambda: watched(counted_losses=1),
-    findings.stall: with_bad_losses,
-    findings.left_out: lambda: watched(
-        guard=SpikeGuard(), applied=9, spikes=3, **skips(3, LEFT_OUT, left_out=3)
-    ),
-    findings.unchecked_weights: lambda: watched(FixedLossScale(8), change=with_nan),
-    findings.underflow: lambda: with_rooms(30.0),
-    findings.all_zero: lambda: with_rooms(np.inf),
-    findings.replaced: recompiled,
-    findings.restored: lambda: of_model(
-        statistics=SimpleNamespace(read=lambda: (1, ["norm/moving_mean"]))
-    ),
     findings.statistics: with_statistics,
-    causes.of_weights: lambda: seen(weights=True),
-    causes.of_loss: lambda: seen(loss="nan"),
-    causes.of_accumulators: lambda: seen(accumulators={"total": tf.zeros([])}),
-    causes.of_input: lambda: seen(layer=("hidden/kernel", "hidden/bias")),
-    causes.of_large_gradients: lambda: seen(watched(DynamicLossScale(1.0))),
-    causes.of_high_scale: lambda: seen(watched(before=2.0**10, **OVERFLOW)),
+    findings.stall: lambda: seen("bad_loss", **LOSSES),
+    findings.many_left_out: lambda: with_spikes(3, applied=9),
+    findings.unchecked_weights: lambda: seen("bad_weights", FixedLossScale(8)),
+    findings.underflow: lambda: with_room(30.0),
+    findings.all_zero: lambda: with_room(np.inf),
+    findings.replaced: recompiled,
+    causes.of_weights: lambda: seen("bad_weights"),
+    causes.of_loss: lambda: seen("bad_loss"),
+    causes.of_accumulators: lambda: seen("bad_sums"),
+    causes.of_input: lambda: seen("bad_layer"),
+    causes.of_large_gradients: lambda: seen("faults", DynamicLossScale(1.0)),
+    causes.of_high_scale: lambda: seen("faults", **OVERFLOW),
 }
 
 
 def texts():
     """Returns a text of each function of the two tables by its name, and of a few."""
     found = {find.__name__: list(find(make())) for find, make in TRUE.items()}
-    in_float32 = causes.of_large_gradients(seen(watched(policy="float32")))
+    in_float32 = causes.of_large_gradients(seen("faults", policy="float32"))
     floor = DynamicLossScale(8.0, min_loss_scale=8.0)
     for name, scale in {"fixed": fixed(), "floor": floor}.items():
-        found[name] = list(causes.of_high_scale(seen(watched(scale))))
+        found[name] = list(causes.of_high_scale(seen("faults", scale)))
     return {**found, "in float32": list(in_float32), "backup": beside_a_backup()}
