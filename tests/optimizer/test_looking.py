@@ -13,14 +13,9 @@ from limits import skip_without
 from models import built, compiled, variable_of
 from strategies import last_replica_gets
 
-from lossscale import (
-    DynamicLossScale,
-    HeadroomLossScale,
-    LossScaleOptimizer,
-)
+from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 
-MODES = ["eager", "graph"]
-LOOPS = ["keras2", "keras3", "in-a-loop"]
+each_loop = pytest.mark.parametrize("loop", ["keras2", "keras3", "in-a-loop"])
 
 
 def step_of(optimizer, variable, loop):
@@ -42,52 +37,19 @@ def step_of(optimizer, variable, loop):
     return tf.autograph.to_graph(step) if loop == "in-a-loop" else step
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
-@pytest.mark.parametrize("loop", LOOPS)
-def test_it_sees_what_was_there_before_clipping(family, loop, mode):
-    loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizer, variable = built(family, loss_scale)
-    step = compiled(step_of(optimizer, variable, loop), mode)
-    for number, largest in enumerate([2.0**-3, 2.0**-20, 3.0, 0.0]):
-        step(tf.constant([-largest, largest / 2]))
-        assert float(loss_scale.last_largest) == largest
-        assert float(loss_scale) == 2.0 ** (14 if number < 2 else 10)
-    step(tf.constant([1.0, np.nan]))
-    assert float(loss_scale.last_largest) == np.inf
-    assert int(loss_scale.skipped_steps) == 1
-    assert int(optimizer.iterations.numpy()) == 4
-
-
-@pytest.mark.slow
-def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told apart
-    loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
-    variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
-
-    def step(first, second):
-        grads = [optimizer.scale_loss(each) for each in (first, second)]
-        grads[:1] = optimizer.get_unscaled_gradients(grads[:1])
-        grads[0] = 16.0 * grads[0]  # what the user makes of it does not count
-        optimizer.apply_gradients(zip(grads, variables))
-
-    step = tf.function(step)
-    for first, second in ((4.0, 2.0), (2.0, 8.0)):
-        step(tf.constant([first]), tf.constant([-second]))
-        assert float(loss_scale.last_largest) == max(first, second)
-
-
 @pytest.mark.smoke
-@pytest.mark.parametrize("loop", ["keras2", "keras3"])
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
+@pytest.mark.parametrize(
+    ("loop", "mode"), [("keras2", "eager"), ("keras3", "graph"), ("in-a-loop", "graph")]
+)
+def test_it_sees_the_largest_on_the_last_replica(family, mirrored, loop, mode):
     with mirrored.scope():
         loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
         optimizer, variable = built(family, loss_scale)
 
+    take = step_of(optimizer, variable, loop)
+
     def replica(grad):
-        grad = last_replica_gets(grad, [0.0, 2.0**-22])
-        step_of(optimizer, variable, loop)(grad)
+        take(last_replica_gets(grad, [0.0, 2.0**-22]))
 
     step = compiled(lambda grad: mirrored.run(replica, args=(grad,)), mode)
     for largest in (2.0**-12, 2.0**-2):
@@ -102,11 +64,8 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         assert len({copy.numpy().item() for copy in copies}) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("unscales", [False, True])
-def test_with_communication_dtype_it_is_that_of_a_replica(
-    family, mirrored, unscales, mode
-):
+@each_loop
+def test_with_communication_dtype_it_is_that_of_a_replica(family, mirrored, loop):
     """Not that of the sum. It was there before clipping."""
     skip_without("adding up over replicas", family)
     with mirrored.scope():
@@ -114,59 +73,60 @@ def test_with_communication_dtype_it_is_that_of_a_replica(
         loss_scale.keep_largest()
         optimizer, variable = built(family, loss_scale, communication_dtype="float16")
 
-    def replica(grad):
-        grad = last_replica_gets(grad, [0.25, 0.0])
-        step_of(optimizer, variable, "keras2" if unscales else "keras3")(grad)
+    take = step_of(optimizer, variable, loop)
 
-    step = compiled(lambda grad: mirrored.run(replica, args=(grad,)), mode)
-    for first, largest in ((0.5, 0.5), (-0.125, 0.25)):
+    def replica(grad):
+        take(last_replica_gets(grad, [0.25, 0.0]))
+
+    step = tf.function(lambda grad: mirrored.run(replica, args=(grad,)))
+    for first, largest in ((0.5, 0.5), (-0.125, 0.25), (np.inf, np.inf)):
         step(tf.constant([first, 0.0]))
         assert loss_scale.last_largest.numpy() == largest
-    step(tf.constant([np.inf, 0.0]))
-    assert loss_scale.last_largest.numpy() == np.inf
 
 
-@pytest.mark.every
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("by", ["nothing known", "LossScale.unscale", "a variable"])
-def test_what_no_list_covers_is_measured_as_it_is_applied(family, by, mode):
+#: What the second gradient of a list is when it is applied.
+SECOND = {
+    "scaled": lambda optimizer, grad: optimizer.scale_loss(grad),
+    "of unknown origin": lambda _, grad: grad,
+    "unscaled by the loss scale": lambda optimizer, grad: optimizer.loss_scale.unscale(
+        [grad * optimizer.loss_scale()]
+    )[0],
+    "held by a variable": lambda _, grad: tf.convert_to_tensor(HELD.assign(grad)),
+}
+HELD = tf.Variable([0.0])
+
+
+@pytest.mark.parametrize(
+    "mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("second", SECOND)
+def test_what_no_list_covers_is_measured_as_it_is_applied(family, second, mode):
     """Beside gradients that were unscaled, and then changed, in one list."""
     loss_scale = HeadroomLossScale(64.0, half_life=1e4)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
     variables = [variable_of(family, [1.0]) for _ in range(2)]
-    held = tf.Variable([0.0])
 
-    def step(first, second):
+    def step(first, other):
         (grad,) = optimizer.get_unscaled_gradients([optimizer.scale_loss(first)])
-        if by == "LossScale.unscale":
-            (second,) = loss_scale.unscale([second * loss_scale()])
-        elif by == "a variable":
-            held.assign(second)
-            second = tf.convert_to_tensor(held)
-        optimizer.apply_gradients(zip([16.0 * grad, second], variables))
+        other = SECOND[second](optimizer, other)
+        optimizer.apply_gradients(zip([16.0 * grad, other], variables))
 
     step = compiled(step, mode)
-    for first, second in ((4.0, 2.0), (2.0, 8.0)):
-        step(tf.constant([first]), tf.constant([-second]))
-        assert float(loss_scale.last_largest) == max(first, second)
+    for first, other in ((4.0, 2.0), (2.0, 8.0)):
+        step(tf.constant([first]), tf.constant([-other]))
+        assert float(loss_scale.last_largest) == max(first, other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_two_optimizers_share_one(family, mode):
+def test_of_two_optimizers_that_share_it_the_larger_one_counts(family):
     loss_scale = HeadroomLossScale(half_life=1e4)
     steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
 
+    @tf.function
     def both(factors):
         for step, factor in zip(steps, tf.unstack(factors)):
             step(tf.stack([factor, 0.0]))
 
-    step = compiled(both, mode)
-    for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [2.0**-9, 2.0**-8]):
-        step(tf.constant(factors))
+    for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [np.inf, 1.0]):
+        both(tf.constant(factors))
         assert float(loss_scale.last_largest) == max(factors)
-    assert float(loss_scale) == 2.0**14
-    step(tf.constant([np.inf, 1.0]))
-    assert float(loss_scale.last_largest) == np.inf
-    assert int(loss_scale.skipped_steps) == 1
-    assert int(loss_scale.good_steps) == 0
+    assert (int(loss_scale.skipped_steps), int(loss_scale.good_steps)) == (1, 0)

@@ -1,7 +1,8 @@
-"""A pending division: what the state of a step knows where no kind is seen.
+"""Is a division pending? What the state of a step knows where no kind is seen.
 
-Each true gradient is a power of two, so what was subtracted from a weight tells how
-often its gradient was divided: see exact.py.
+The true gradients are powers of two, so what was subtracted from a weight tells how
+often its gradient was divided: see exact.py. What is seen of straight-line programs is
+in provenance/test_expressions.py.
 """
 
 from __future__ import annotations
@@ -27,13 +28,33 @@ from lossscale.runtime import replicas
 
 INF = float("inf")
 MODES = ["eager", "graph"]
+WAYS = {"scaled": Trained.scaled, "unscaled": Trained.unscaled}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def eagerly(function):
+    return function
+
+
+def with_captured(function):
+    """Calls a function in one that is given no argument, but captures it."""
+    return lambda grads: tf.function(lambda: function([g * 1.0 for g in grads]))()
+
+
+def scale_of(trained):
+    return trained.optimizer.loss_scale
+
+
+def move_scale(trained):
+    """Moves the loss scale, as a step of another optimizer may."""
+    scale_of(trained).current_loss_scale.assign(4.0 * S)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("mode", MODES)
-def test_each_row_of_the_table(family, trained, mode):
-    """The last call of ours decides what apply does with gradients of no kind."""
-
+def test_the_last_call_of_ours_decides_about_gradients_of_no_kind(
+    family, trained, mode
+):
     def scaled():
         trained.apply(changes_nothing(trained.scaled(0.5)))
 
@@ -43,12 +64,9 @@ def test_each_row_of_the_table(family, trained, mode):
         trained.apply(grads)  # a second apply does what the first did
 
     with warned(0):
-        compiled(scaled, mode)()
-        assert trained.subtracted() == 0.5
-        compiled(unscaled, mode)()
-        assert trained.subtracted() == 1.5
-        compiled(scaled, mode)()
-    assert trained.subtracted() == 2.0
+        for step, left in ((scaled, 0.5), (unscaled, 1.5), (scaled, 2.0)):
+            compiled(step, mode)()
+            assert trained.subtracted() == left
     # Nobody has scaled or unscaled by our functions: as this Keras's own wrapper.
     another = Trained(family)
     another.build()
@@ -59,161 +77,374 @@ def test_each_row_of_the_table(family, trained, mode):
     assert trained.state()[2] == 0
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_it_crosses_functions(trained, mode):
-    compute = compiled(trained.unscaled, mode)
-    apply = compiled(lambda grad: trained.apply(clip([grad])), mode)
-    with warned(0):
-        for factor, left in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
-            apply(compute(tf.constant(factor))[0])
-            assert trained.subtracted() == left
-    assert trained.state() == (S / 2, 1, 1)
+# Steps of one function.
 
 
-@pytest.mark.parametrize("mode", [*MODES, pytest.param("xla", marks=pytest.mark.slow)])
-def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mode):
-    scale = trained.optimizer.loss_scale.current_loss_scale
-
-    def step():
-        first = trained.scaled(0.5)
-        scale.assign(S / 4)
-        last = trained.scaled(0.5)
-        trained.apply(first)
-        trained.apply(last)
-
-    with warned(0):
-        compiled(step, mode)()
-    assert trained.subtracted() == 1.0
+def two_losses(p):
+    first = p.scaled(0.5)
+    move_scale(p)
+    last = p.scaled(0.5)
+    p.apply(first)
+    p.apply(last)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("mode", MODES)
-def test_gradients_of_no_kind_are_unscaled_by_what_multiplied_their_loss(trained, mode):
-    unscale = compiled(trained.optimizer.get_unscaled_gradients, mode)
-    grads = tf.function(trained.scaled)(tf.constant(0.5))
-    trained.optimizer.loss_scale.current_loss_scale.assign(S / 4)
-    with warned(0):
-        trained.apply(unscale(grads))
-    assert trained.subtracted() == 0.5
+def unscaled_in_a_loop(p):
+    total = tf.zeros([4])
+    for _ in tf.range(tf.constant(3)):
+        total += p.unscaled(0.5)[0]
+    first, second = scale_of(p)(), scale_of(p)()  # to log it
+    p.apply([total])
+    return first + second
 
 
-def test_a_function_that_nobody_heard_is_no_number(trained):
+def scaled_by(p, scale):
+    p.apply(gradients(scale, 0.5, p.variables))
+
+
+def scaled_in_a_branch(p):
+    one = lambda loss: lambda: p.optimizer.scale_loss(loss)  # noqa: E731
+    scaled_by(p, lambda loss: tf.cond(loss > -1.0, one(loss), one(loss)))
+
+
+def scaled_in_a_loop(p):
+    def scale(loss):
+        body = lambda i, total: (i + 1, total + p.optimizer.scale_loss(loss))  # noqa: E731
+        is_first = lambda i, _: i < 1  # noqa: E731
+        _, total = tf.while_loop(is_first, body, (0, 0.0), maximum_iterations=1)
+        return total
+
+    scaled_by(p, scale)
+
+
+def divided_in_a_branch(p):
+    (grad,) = p.scaled(0.5)
+    divide = lambda: grad / scale_of(p)()  # noqa: E731
+    p.apply([tf.cond(tf.constant(True), divide, lambda: grad)])
+
+
+class ScalesEach(DynamicLossScale):
+    """Multiplies each loss of a nest, and returns such a nest."""
+
+    def scale(self, loss):
+        return tf.nest.map_structure(super().scale, loss)
+
+
+def several_losses(p):
+    def scale(loss):
+        losses = p.optimizer.scale_loss({"a": loss / 2.0, "b": [loss / 2.0]})
+        return losses["a"] + losses["b"][0]
+
+    scaled_by(p, scale)
+
+
+@pytest.mark.parametrize(
+    "mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    ("step", "scale", "subtracted", "told"),
+    [
+        (two_losses, None, 1.0, 0),
+        (unscaled_in_a_loop, None, 1.5, 0),
+        (scaled_in_a_branch, None, 0.5, 0),
+        (scaled_in_a_branch, FixedLossScale, 0.5, 0),
+        (scaled_in_a_loop, FixedLossScale, 0.5, 0),
+        (several_losses, ScalesEach, 0.5, 0),
+        # In a branch nobody sees what its read of S is for.
+        (divided_in_a_branch, None, 0.5 / S, 1),
+        (divided_in_a_branch, FixedLossScale, 0.5 / S, 1),
+    ],
+)
+def test_a_step_divides_each_gradient_once_or_tells(
+    family, step, scale, subtracted, told, mode
+):
+    trained = Trained(family, scale and scale(S))
+    trained.build()
+    is_seen = mode == "eager" and step is divided_in_a_branch
+    with warned(0 if is_seen else told):
+        compiled(lambda: (step(trained), None)[1], mode)()
+    assert trained.subtracted() == (0.5 if is_seen else subtracted)
+
+
+# Programs of several functions, or of one that runs eagerly.
+
+
+def unscaled_later(p, function):
+    grads = tf.function(p.scaled)(0.5)
+    move_scale(p)
+    p.apply(function(p.optimizer.get_unscaled_gradients)(grads))
+
+
+def added_to_another_functions(p, _):
     """It returns scaled gradients before eager mode is listened to."""
-    make = tf.function(trained.scaled)
-    with warned(0):
-        (first,), (second,) = make(tf.constant(2.0)), trained.scaled(0.5)
-        trained.apply([first + second])
-    assert trained.subtracted() == 2.5
+    (first,), (second,) = tf.function(p.scaled)(2.0), p.scaled(0.5)
+    p.apply([first + second])
 
 
+def divided_by_a_number(p, number):
+    grads = p.scaled(0.5)
+    s = number(scale_of(p))
+    p.apply([grad / s for grad in grads])
+
+
+def logged_between_steps(p, log):
+    for _ in range(2):
+        p.apply(p.scaled(0.5))
+        log(scale_of(p))
+
+
+def logged_after_a_function(p, log):
+    """Python sees the loss only while the function is traced."""
+    compute = tf.function(p.scaled)
+    for _ in range(3):
+        p.apply(compute(tf.constant(0.5)))
+        log(scale_of(p))
+
+
+def divided_into_a_variable(p, change):
+    total = tf.Variable(p.scaled(0.5)[0] / scale_of(p)())
+    p.apply([change(total)])
+
+
+@pytest.mark.parametrize(
+    ("program", "how", "subtracted", "told"),
+    [
+        (unscaled_later, tf.function, 0.5, 0),
+        (unscaled_later, eagerly, 0.5, 0),
+        (unscaled_later, with_captured, 0.5, 0),
+        (added_to_another_functions, None, 2.5, 0),
+        (divided_by_a_number, float, 0.5 / S, 1),
+        (logged_between_steps, lambda scale: (float(scale), scale()), 1.0, 0),
+        (logged_after_a_function, float, 1.5, 0),
+        (logged_after_a_function, lambda scale: scale(), 1.5, 0),
+        (divided_into_a_variable, tf.identity, 0.5 / S, 1),
+        (divided_into_a_variable, tf.negative, -0.5 / S, 1),
+    ],
+)
+def test_a_program_of_parts_divides_each_gradient_once_or_is_told(
+    trained, program, how, subtracted, told
+):
+    with warned(told):
+        program(trained, how)
+    assert trained.subtracted() == subtracted
+
+
+def of_batches(make):
+    return tf.data.Dataset.range(3).reduce(tf.zeros([4]), lambda x, _: x + make())
+
+
+def of_mapped_batches(make):
+    mapped = tf.data.Dataset.range(3).map(lambda _: make(), num_parallel_calls=2)
+    return mapped.reduce(tf.zeros([4]), lambda x, y: x + y)
+
+
+def of_python(make):
+    return tf.ensure_shape(tf.py_function(lambda x: x * 3.0, [make()], tf.float32), [4])
+
+
+def of_numpy(make):
+    returned = tf.numpy_function(lambda x: x * 3, [make()], tf.float32)
+    return tf.ensure_shape(returned, [4])
+
+
+@each_way
 @pytest.mark.parametrize("mode", MODES)
-def test_gradients_of_each_example_are_clipped(family, mode):
+@pytest.mark.parametrize("source", [of_batches, of_mapped_batches, of_python, of_numpy])
+def test_the_state_decides_of_what_nobody_can_follow(trained, way, source, mode):
+    def step():
+        trained.apply([source(lambda: way(trained, 0.5)[0])])
+
+    with warned(0):
+        for left in (1.5, 3.0):
+            compiled(step, mode)()
+            assert trained.subtracted() == left
+            move_scale(trained)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("applies", [tf.function, eagerly])
+@pytest.mark.parametrize("asks", [tf.function, eagerly])
+@pytest.mark.parametrize(
+    "route",
+    [
+        list,
+        changes_nothing,
+        lambda grads: [tf.constant(grad.numpy()) for grad in grads],
+        lambda grads: [tf.Variable(grad) for grad in grads],
+    ],
+    ids=["direct", "function", "NumPy", "variable"],
+)
+def test_a_list_whose_norm_was_asked_is_recognized(trained, route, asks, applies):
+    """Though its first number is zero."""
+    mask = np.float32([0.0, 1.0, 1.0, 1.0])
+    with warned(0):
+        grads = tf.function(lambda: [grad * mask for grad in trained.scaled(0.5)])()
+        unscale = trained.optimizer.get_unscaled_gradients
+        asks(lambda grads: tf.linalg.global_norm(unscale(grads)))(grads)
+        applies(trained.apply)(route(grads))
+    np.testing.assert_array_equal(START - trained.variables[0].numpy(), 0.5 * mask)
+
+
+def test_gradients_of_each_example_are_clipped(family):
     """`tf.vectorized_map` converts only what its outputs need, and no assignment."""
     trained = Trained(family, sizes=(3,))
     trained.build()
-    examples = np.array([[0.25, 0.0, 0.5], [3.0, 4.0, 0.0]], np.float32)
 
     def of_one(example):
         (grad,) = trained.unscaled(example)
         return grad / tf.maximum(tf.norm(grad), 1.0)
 
+    @tf.function
     def step(examples):
         trained.apply([tf.reduce_sum(tf.vectorized_map(of_one, examples), 0)])
 
-    step = compiled(step, mode)
-    (weights,) = trained.variables
-    expected = np.full([3], START, np.float32)
+    (weights,), left = trained.variables, START - np.float32([0.85, 0.8, 0.5])
     with warned(0):
-        for _ in range(2):
-            step(tf.constant(examples))
-            expected -= examples[0] + examples[1] / 5.0
-            np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5)
+        step(tf.constant([[0.25, 0.0, 0.5], [3.0, 4.0, 0.0]]))
+        np.testing.assert_allclose(weights.numpy(), left, rtol=1e-5)
         # An infinity over an infinite norm is NaN, which the step sees.
-        step(tf.constant(examples * [[1.0, 1.0, 1.0], [INF, 1.0, 1.0]], tf.float32))
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5)
+        step(tf.constant([[0.25, 0.0, 0.5], [INF, 4.0, 0.0]]))
+    np.testing.assert_allclose(weights.numpy(), left, rtol=1e-5)
     assert trained.state()[2] == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Two optimizers that share a loss scale.
+
+
+def one_unscales_for_both(a, b, b_scales):
+    """If that one never scaled a loss of its own, nobody can know that: it is told."""
+
+    @tf.function
+    def compute():
+        grads = [*a.scaled(0.5), *(b if b_scales else a).scaled(0.5)]
+        return a.optimizer.get_unscaled_gradients(grads)
+
+    of_a, of_b = compute()
+    tf.function(a.apply)([of_a])
+    tf.function(b.apply)([of_b])
+
+
+def the_scale_unscales_for_one(a, b, function):
+    """What a function returns may be of either: the list itself is recognized."""
+    of_b, of_a = tf.function(b.scaled)(0.25), tf.function(a.scaled)(0.5)
+    of_a = function(scale_of(a).unscale)(of_a)
+    with warned(0):
+        a.apply(of_a)
+    b.apply(of_b)
+
+
+def the_scale_unscales_after_it_has_moved(a, b, multiply):
+    """As in a step of another optimizer."""
+    grads = tf.function(lambda: gradients(multiply(a), 0.5, a.variables))()
+    move_scale(b)
+    a.apply(scale_of(a).unscale(grads))
+
+
+def the_scale_unscales_those_of_the_own_loss(a, b, _):
+    scale = scale_of(a)
+    others = tf.function(lambda: gradients(scale.scale, 0.5, a.variables))()
+    grads = b.scaled(0.25)
+    b.apply(scale.unscale(grads))
+    a.apply(others)
+
+
+def one_applies_all_that_it_has_unscaled(a, b, _):
+    scale, held = scale_of(a).scale, tf.Variable(tf.zeros([8]))
+    held.assign(gradients(scale, 0.5, a.variables)[0])
+    grads = gradients(scale, 0.25, b.variables)
+    b.apply(tf.function(b.optimizer.get_unscaled_gradients)(grads))
+    a.apply([held])
+
+
+def one_scales_for_one_that_has_applied(a, b, function):
+    scale = b.optimizer.scale_loss
+    make = tf.function(lambda: gradients(scale, 0.25, a.variables))
+    a.apply(changes_nothing(a.unscaled(0.5)))
+    function(lambda: a.apply(changes_nothing(make())))()
+
+
+def one_scales_while_one_waits(a, b, _):
+    """Nobody can see where these numbers come from."""
+    unscaled = [tf.constant(grad.numpy()) for grad in a.unscaled(0.5)]
+    tf.function(b.scaled)(tf.constant(0.25))
+    a.apply(unscaled)
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize(
-    "clip_to",
+    ("program", "how", "subtracted", "told"),
     [
-        lambda grads, norm: tf.clip_by_global_norm(grads, norm)[0],
-        lambda grads, norm: [tf.clip_by_norm(grad, norm) for grad in grads],
+        (one_unscales_for_both, True, [0.5, 0.5], {0}),
+        (one_unscales_for_both, False, [0.5, 0.5 / S], {1}),
+        (the_scale_unscales_for_one, eagerly, [0.5, 0.25], {0, 1}),
+        (the_scale_unscales_for_one, tf.function, [0.5, 0.25], {0, 1}),
+        (
+            the_scale_unscales_after_it_has_moved,
+            lambda a: a.optimizer.scale_loss,
+            [0.5, 0.0],
+            {0},
+        ),
+        (
+            the_scale_unscales_after_it_has_moved,
+            lambda a: scale_of(a).scale,
+            [0.5, 0.0],
+            {0},
+        ),
+        (the_scale_unscales_those_of_the_own_loss, None, [0.5, 0.25], {0}),
+        (one_applies_all_that_it_has_unscaled, None, [0.5, 0.25], {0}),
+        # In these nobody can see whose gradients are applied.
+        (one_scales_for_one_that_has_applied, eagerly, [0.75, 0.0], {0, 1}),
+        (one_scales_for_one_that_has_applied, tf.function, [0.75, 0.0], {0, 1}),
+        (one_scales_while_one_waits, None, [0.5, 0.0], {0, 1}),
     ],
-    ids=["global norm", "norm"],
 )
-def test_clipping_scaled_gradients_to_a_scaled_norm_is_not_told_of(
-    trained, clip_to, mode
+def test_the_state_of_a_step_belongs_to_one_optimizer(
+    pair, program, how, subtracted, told
 ):
-    """All that Keras 3's own wrapper allows."""
-
-    def step():
-        grads = trained.scaled(tf.constant(2.0))  # 2 in each of 4, so the norm is 4
-        trained.apply(clip_to(grads, 1.0 * trained.optimizer.loss_scale))
-
-    with warned(0):
-        compiled(step, mode)()
-    assert trained.subtracted() == 0.5
+    with heard() as messages:
+        program(*pair, how)
+    assert [each.subtracted() for each in pair] == subtracted
+    assert len(messages) in told, messages
 
 
-@pytest.mark.parametrize("number", [float, lambda scale: scale.numpy()])
-def test_a_division_by_a_number_is_told(trained, number):
-    with warned(1):
-        for _ in range(2):
-            grads = trained.scaled(0.5)
-            s = number(trained.optimizer.loss_scale)
-            trained.apply([grad / s for grad in grads])
-    assert trained.subtracted() == 2 * 0.5 / S
+@each_way
+def test_an_optimizer_is_made_after_the_function_was_traced(family, way):
+    first = Trained(family)
+    first.build()
+    make = tf.function(lambda: way(first, 0.5))
+    first.apply(make())
+    second = Trained(family, scale_of(first))
+    second.build()
+    is_scaled = way is Trained.scaled
+    with warned(0 if is_scaled else 1):
+        tf.function(second.apply)(make())
+    assert second.subtracted() == (0.5 if is_scaled else 0.5 / S)
 
 
-def test_a_number_that_is_logged_between_steps_is_not_told(trained):
-    with warned(0):
-        for _ in range(2):
-            trained.apply(trained.scaled(0.5))
-            float(trained.optimizer.loss_scale)
-            trained.optimizer.loss_scale()
+class OwnScale(DynamicLossScale):
+    """Multiplies by itself, in a way of its own."""
+
+    def scale(self, loss):
+        return tf.cast(loss, tf.float32) * self()
 
 
-@pytest.mark.parametrize("log", [float, lambda scale: scale()])
-def test_a_scale_that_is_logged_after_each_step_of_a_function_is_not_told(trained, log):
-    """Python sees the loss only while the function is traced."""
-    compute = tf.function(trained.scaled)
-    with warned(0):
-        for _ in range(3):
-            trained.apply(compute(tf.constant(0.5)))
-            log(trained.optimizer.loss_scale)
-    assert trained.subtracted() == 1.5
+def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(family):
+    pair = first, second = sharing(family, OwnScale(S, 1000))
+    for each in pair:
+        each.build()
+
+    @tf.function
+    def unscaled():
+        grads = [*first.scaled(0.5), *second.scaled(0.25)]
+        return first.optimizer.get_unscaled_gradients(grads)
+
+    for _ in range(2):
+        for trained, grad in zip(pair, unscaled()):
+            trained.apply([grad])
+    assert [each.subtracted() for each in pair] == [1.0, 0.5]
+    assert scale_of(first).has_scaled
 
 
-def test_a_list_is_recognized_though_its_first_number_is_zero(family):
-    trained = Trained(family, sizes=(4, 4))
-    trained.build()
-    mask = tf.constant([0.0, 1.0, 1.0, 1.0])
-    with warned(0):
-        one, other = tf.function(trained.scaled)(0.5)
-        grads = changes_nothing([one, other * mask])
-        norm_of(trained, grads)
-        tf.function(trained.apply)(grads)
-        first = [START - variable.numpy() for variable in trained.variables]
-    np.testing.assert_array_equal(first, [[0.5] * 4, [0.0, 0.5, 0.5, 0.5]])
-
-
-def test_a_scale_that_is_logged_after_a_loop_unscaled_is_not_told(trained):
-    def step(count):
-        total = tf.zeros([4])
-        for _ in tf.range(count):
-            total += trained.unscaled(0.5)[0]
-        first, second = trained.optimizer.loss_scale(), trained.optimizer.loss_scale()
-        trained.apply([total])
-        return first + second
-
-    step = tf.function(step)
-    with warned(0):
-        step(tf.constant(3))
-        step(tf.constant(2))
-    assert trained.subtracted() == 2.5
+# Where the state is, and where there is none.
 
 
 def test_it_is_in_no_checkpoint_and_in_no_list_of_variables(trained, tmp_path):
@@ -246,308 +477,6 @@ def test_a_training_step_that_was_exported_goes_on(family, trained, tmp_path):
     for factor, left in ((INF, 0.5), (0.5, 1.0)):
         found = loaded.step(tf.constant(factor)).numpy()
         np.testing.assert_array_equal(found, START - left)
-
-
-@pytest.mark.parametrize("function", [tf.identity, tf.negative])
-def test_a_division_by_hand_into_a_variable_is_told(trained, function):
-    total = tf.Variable(tf.zeros([4]))
-    total.assign(trained.scaled(0.5)[0] / trained.optimizer.loss_scale())
-    with warned(1):
-        trained.apply([function(total)])
-    assert abs(trained.subtracted()) == 0.5 / S
-
-
-@pytest.mark.parametrize("way", ["scaled", "unscaled"])
-@pytest.mark.parametrize("maps", [False, True])
-def test_what_a_dataset_was_reduced_to(trained, way, maps):
-    def made():
-        return getattr(trained, way)(0.5)[0]
-
-    batches = tf.data.Dataset.range(3)
-    with warned(0):
-        for times in (1, 2):
-            if maps:
-                mapped = batches.map(lambda _: made(), num_parallel_calls=2)
-                total = mapped.reduce(tf.zeros([4]), lambda x, y: x + y)
-            else:
-                total = batches.reduce(tf.zeros([4]), lambda x, _: x + made())
-            trained.apply([total])
-            assert trained.subtracted() == times * 1.5
-            trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
-
-
-@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("where", "is_fixed"), [("branch", False), ("branch", True), ("loop", True)]
-)
-def test_a_loss_that_is_scaled_in_a_branch_or_a_loop(family, where, is_fixed, mode):
-    trained = Trained(family, FixedLossScale(S) if is_fixed else None)
-    trained.build()
-
-    def loss_of(total):
-        def one():
-            return trained.optimizer.scale_loss(total)
-
-        if where == "branch":
-            return tf.cond(total > -1.0, one, one)
-        return tf.while_loop(
-            lambda count, _: count < 1,
-            lambda count, loss: (count + 1, loss + one()),
-            (0, 0.0),
-            maximum_iterations=1,
-        )[1]
-
-    def step():
-        trained.apply(gradients(loss_of, 0.5, trained.variables))
-
-    with warned(0):
-        compiled(step, mode)()
-    assert trained.subtracted() == 0.5
-
-
-# Two lists of gradients, and two optimizers that share a loss scale.
-
-
-def norm_of(trained, grads):
-    """Asks for the true norm of scaled gradients, as one does to log it."""
-    return tf.linalg.global_norm(trained.optimizer.get_unscaled_gradients(grads))
-
-
-#: What a program makes of a scaled gradient by its true norm, which is 1.
-BODIES = {
-    "cond": lambda n, g: tf.cond(n > 100.0, lambda: tf.zeros_like(g), lambda: g),
-    "loop": lambda n, g: tf.while_loop(
-        lambda n, _: n > 100.0, lambda n, g: (n / 2.0, tf.zeros_like(g)), (n, g)
-    )[1],
-    "switch": lambda n, g: tf.switch_case(
-        tf.cast(n > 100.0, tf.int32), [lambda: g, lambda: tf.zeros_like(g)]
-    ),
-    "function": lambda _, g: tf.function(lambda g: g * 1.0)(g),
-    "norm in a cond": lambda n, g: tf.cond(n > 0.5, lambda: g / n, lambda: g),
-    "norm in a function": lambda n, g: tf.function(lambda g, n: g / n)(g, n),
-    "norm in a loop": lambda n, g: tf.while_loop(
-        lambda i, _: i < 3, lambda i, g: (i + 1, g / n), (0, g)
-    )[1],
-}
-
-
-@pytest.mark.parametrize("mode", ["graph", "eager"])
-@pytest.mark.parametrize("body", BODIES)
-def test_scaled_gradients_are_applied_after_their_norm_was_asked(trained, body, mode):
-    def step():
-        grads = trained.scaled(0.5)
-        norm = norm_of(trained, grads)
-        trained.apply([BODIES[body](norm, grad) for grad in grads])
-
-    with warned(0):
-        compiled(step, mode)()
-    assert trained.subtracted() == 0.5
-
-
-#: How scaled gradients come from where they were asked for to the apply.
-WAYS = {
-    "as they are": list,
-    "NumPy": lambda grads: [tf.constant(grad.numpy()) for grad in grads],
-    "function": changes_nothing,
-    "variable": lambda grads: [tf.Variable(grad) for grad in grads],
-}
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("applies", ["eager", "function"])
-@pytest.mark.parametrize("asks", ["eager", "function"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_function_returns_them_and_their_norm_is_asked(trained, way, asks, applies):
-    ask = lambda grads: norm_of(trained, grads)  # noqa: E731
-    ask = tf.function(ask) if asks == "function" else ask
-    apply = tf.function(trained.apply) if applies == "function" else trained.apply
-    with warned(0):
-        grads = tf.function(trained.scaled)(0.5)
-        ask(grads)
-        apply(WAYS[way](grads))
-    assert trained.subtracted() == 0.5
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("both", [True, False])
-def test_one_unscales_a_list_of_which_the_other_applies_a_part(pair, both):
-    """If it never scaled a loss of its own, nobody can know that: it is told."""
-    a, b = pair
-
-    @tf.function
-    def compute():
-        grads = [*a.scaled(0.5), *(b if both else a).scaled(0.5)]
-        return a.optimizer.get_unscaled_gradients(grads)
-
-    of_a, of_b = compute()
-    with warned(0):
-        tf.function(a.apply)([of_a])
-    with warned(0 if both else 1):
-        tf.function(b.apply)([of_b])
-    assert a.subtracted() == 0.5
-    assert b.subtracted() == (0.5 if both else 0.5 / S)
-
-
-@pytest.mark.parametrize("is_seen", [True, False])
-def test_the_loss_scale_unscales_for_one_of_two_that_wait(pair, is_seen):
-    """What a function returns may be of either: the list itself is recognized."""
-    a, b = pair
-    unscale = a.optimizer.loss_scale.unscale
-    of_b, of_a = tf.function(b.scaled)(0.25), tf.function(a.scaled)(0.5)
-    of_a = unscale(of_a) if is_seen else tf.function(unscale)(of_a)
-    with warned(0):
-        a.apply(of_a)
-    with heard():
-        b.apply(of_b)
-    assert (a.subtracted(), b.subtracted()) == (0.5, 0.25)
-
-
-@pytest.mark.parametrize("by", ["optimizer", "loss scale"])
-@pytest.mark.parametrize("is_seen", [True, False])
-def test_the_loss_scale_unscales_by_what_multiplied_the_loss(pair, is_seen, by):
-    """Another optimizer's step has moved the loss scale in between."""
-    first, _ = pair
-    scale = first.optimizer.loss_scale
-    multiply = first.optimizer.scale_loss if by == "optimizer" else scale.scale
-    make = lambda: gradients(multiply, 0.5, first.variables)  # noqa: E731
-    with warned(0):
-        grads = make() if is_seen else tf.function(make)()
-        scale.current_loss_scale.assign(4.0 * S)
-        first.apply(scale.unscale(grads))
-    assert first.subtracted() == 0.5
-
-
-def test_the_loss_scale_unscales_for_the_one_whose_own_loss_waits(pair):
-    first, second = pair
-    scale = first.optimizer.loss_scale
-    others = tf.function(lambda: gradients(scale.scale, 0.5, first.variables))()
-    with warned(0):
-        grads = second.scaled(0.25)
-        second.apply(scale.unscale(grads))
-        first.apply(others)
-    assert (first.subtracted(), second.subtracted()) == (0.5, 0.25)
-
-
-def test_one_that_applies_all_that_it_has_unscaled_leaves_nothing_unclear(pair):
-    first, second = pair
-    scale = first.optimizer.loss_scale.scale
-    held = tf.Variable(tf.zeros([8]))
-    held.assign(gradients(scale, 0.5, first.variables)[0])
-    with warned(0):
-        grads = gradients(scale, 0.25, second.variables)
-        second.apply(tf.function(second.optimizer.get_unscaled_gradients)(grads))
-        first.apply([held])
-    assert (first.subtracted(), second.subtracted()) == (0.5, 0.25)
-
-
-@pytest.mark.parametrize("way", ["scaled", "unscaled"])
-def test_an_optimizer_is_made_after_the_function_was_traced(family, way):
-    first = Trained(family)
-    first.build()
-    make = tf.function(lambda: getattr(first, way)(0.5))
-    first.apply(make())
-    second = Trained(family, first.optimizer.loss_scale)
-    second.build()
-    with warned(0 if way == "scaled" else 1):
-        tf.function(second.apply)(make())
-    assert second.subtracted() == (0.5 if way == "scaled" else 0.5 / S)
-
-
-@pytest.mark.parametrize("known", ["py_function", "numpy_function"])
-@pytest.mark.parametrize("way", ["scaled", "unscaled"])
-def test_the_state_decides_of_what_python_returns(trained, known, way):
-    @tf.function
-    def step():
-        (grad,) = getattr(trained, way)(0.5)
-        grad = getattr(tf, known)(lambda x: x, [grad], tf.float32)
-        trained.apply([tf.ensure_shape(grad, [4])])
-
-    with warned(0):
-        step()
-    assert trained.subtracted() == 0.5
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("way", ["scaled", "unscaled"])
-def test_the_bits_of_a_gradient_are_of_its_kind(trained, way, mode):
-    def step():
-        (grad,) = getattr(trained, way)(0.5)
-        bits = tf.bitcast(grad, tf.int32)
-        noise = tf.bitwise.bitwise_and(tf.ones_like(bits), 65535)
-        bits = tf.bitwise.bitwise_and(bits + noise, -65536)
-        trained.apply([tf.bitcast(bits, tf.float32)])
-
-    with warned(0):
-        compiled(step, mode)()
-    assert trained.subtracted() == 0.5
-
-
-#: Values of unscaled and scaled gradients together.
-MIXTURES = {
-    "a function of a norm": lambda u, g: tf.function(lambda x: x * 1.0)(
-        tf.abs(tf.norm(tf.stack([tf.norm(u), tf.norm(g)])))
-    ),
-    "a norm of a cond": lambda u, g: tf.norm(
-        tf.stack([tf.norm(u), tf.norm(tf.cond(u[0] > 0.0, lambda: g, lambda: g * 2.0))])
-    ),
-    "concat": lambda u, g: tf.concat([u, g], 0)[2:6],
-    "sum": lambda u, g: u + g,
-    "where": lambda u, g: tf.where([True, False, True, False], u, g),
-}
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("mixture", MIXTURES)
-def test_mixed_values_are_divided_and_told(trained, mixture, mode):
-    def step():
-        scaled = trained.scaled(0.5)
-        unscaled = trained.optimizer.get_unscaled_gradients(scaled)
-        trained.apply([tf.ones([4]) * MIXTURES[mixture](unscaled[0], scaled[0])])
-
-    with heard() as told:
-        compiled(step, mode)()
-    (message,) = told
-    assert "mixed with unscaled values" in message
-    (weight,) = trained.variables
-    assert np.all(np.abs(START - weight.numpy()) <= 2.0)
-
-
-@pytest.mark.parametrize("is_fixed", [False, True])
-@pytest.mark.parametrize("is_outside", [False, True])
-def test_a_division_by_hand_in_a_branch(family, is_outside, is_fixed):
-    """By a tensor of S from outside it is seen, by one of the branch it is told."""
-    trained = Trained(family, FixedLossScale(S) if is_fixed else None)
-    trained.build()
-    scale = trained.optimizer.loss_scale
-
-    @tf.function
-    def step(is_true):
-        (grad,) = trained.scaled(0.5)
-        s = scale()
-        divide = lambda: grad / (s if is_outside else scale())  # noqa: E731
-        trained.apply([tf.cond(is_true, divide, lambda: tf.zeros_like(grad))])
-
-    with warned(0 if is_outside else 1):
-        step(tf.constant(True))
-    assert trained.subtracted() == (0.5 if is_outside else 0.5 / S)
-
-
-@pytest.mark.parametrize("way", ["scaled", "unscaled"])
-def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path):
-    """Saved after gradients were computed, restored in a new run before the apply."""
-    total = tf.Variable(getattr(trained, way)(0.5)[0])
-    checkpoint = tf.train.Checkpoint(optimizer=trained.optimizer, total=total)
-    path = checkpoint.save(str(tmp_path / "saved"))
-    again, total = Trained(family), tf.Variable(tf.zeros([4]))
-    again.build()
-    checkpoint = tf.train.Checkpoint(optimizer=again.optimizer, total=total)
-    checkpoint.restore(path).expect_partial()
-    with heard() as told:
-        again.apply([total])
-    (message,) = told
-    assert "The loss was never scaled" in message
-    assert again.subtracted() == (0.5 if way == "unscaled" else 0.5 * S)
 
 
 def test_a_session_divides_what_is_of_unknown_origin_by_what_multiplied_the_loss():
@@ -587,86 +516,3 @@ def test_parameter_servers_refuse_gradients_of_unknown_origin(family, monkeypatc
     with pytest.raises(ValueError, match="`grads` must be seen to come from one"):
         step()
     assert trained.subtracted() == 0.0
-
-
-class OwnScale(DynamicLossScale):
-    """Multiplies in its own way, by the base's method or by itself."""
-
-    multiplies = "by the base"
-
-    def scale(self, loss):
-        if self.multiplies == "by the base":
-            return super().scale(loss)
-        return tf.cast(loss, tf.float32) * self()
-
-
-class ScalesEach(DynamicLossScale):
-    """Multiplies each loss of a nest, and returns such a nest."""
-
-    def scale(self, loss):
-        return tf.nest.map_structure(super().scale, loss)
-
-
-@pytest.mark.parametrize("nest", [list, lambda losses: dict(zip("ab", losses))])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_subclass_may_scale_several_losses(family, mode, nest):
-    trained = Trained(family, ScalesEach(S, 1000))
-    trained.build()
-
-    def scaled(loss):
-        losses = nest([loss, loss])
-        return tf.add_n(tf.nest.flatten(trained.optimizer.scale_loss(losses)))
-
-    def step():
-        trained.apply(gradients(scaled, 0.25, trained.variables))
-
-    with warned(0):
-        compiled(step, mode)()
-    assert trained.subtracted() == 0.5
-
-
-@pytest.mark.parametrize("multiplies", ["by the base", "by itself"])
-@pytest.mark.parametrize("mode", MODES)
-def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(
-    family, multiplies, mode
-):
-    scale = OwnScale(S, 1000)
-    scale.multiplies = multiplies
-    first, second = sharing(family, scale)
-    for each in (first, second):
-        each.build()
-    halves = tf.function(lambda grads: [grad * 1.0 for grad in grads])
-
-    def unscaled():
-        grads = [*first.scaled(0.5), *second.scaled(0.25)]
-        return first.optimizer.get_unscaled_gradients(grads)
-
-    for _ in range(2):
-        one, other = halves(compiled(unscaled, mode)())
-        first.apply([one])
-        second.apply([other])
-    assert (first.subtracted(), second.subtracted()) == (1.0, 0.5)
-    assert scale.has_scaled
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("mode", MODES)
-def test_one_that_has_applied_does_not_wait_when_another_one_scales_for_it(pair, mode):
-    first, second = pair
-    scale = second.optimizer.scale_loss
-    make = tf.function(lambda: gradients(scale, 0.25, first.variables))
-    first.apply(changes_nothing(first.unscaled(0.5)))
-    with heard():  # nobody can see whose gradients these are
-        compiled(lambda: first.apply(changes_nothing(make())), mode)()
-    assert first.subtracted() == 0.75
-
-
-@pytest.mark.smoke
-def test_one_that_waits_is_not_moved_when_another_one_scales(pair):
-    first, second = pair
-    # It waits, and nobody can see where these numbers come from.
-    unscaled = [tf.constant(grad.numpy()) for grad in first.unscaled(0.5)]
-    tf.function(second.scaled)(tf.constant(0.25))
-    with heard():
-        first.apply(unscaled)
-    assert first.subtracted() == 0.5

@@ -31,13 +31,6 @@ class OfKeras2(LossScaleOptimizer):
         return {**super().get_config(), "extra": self._extra}
 
 
-class OfKeras3(LossScaleOptimizer):
-    """As programs derive from Keras 3's wrapper."""
-
-    def __init__(self, inner_optimizer, initial_scale=2.0**15, steps=2000, **kwargs):
-        super().__init__(inner_optimizer, initial_scale, steps, **kwargs)
-
-
 class ByName(LossScaleOptimizer):
     """Hands names over, as those do that add nothing to the constructor."""
 
@@ -94,18 +87,22 @@ def test_a_registered_one_is_found_by_its_name(family):
 
 
 def test_others_are_called_as_they_are(family):
-    scale = OfKeras3(family.optimizers.SGD(0.25), 64.0, 7).loss_scale
+    class OfKeras3(LossScaleOptimizer):
+        """As programs derive from Keras 3's wrapper."""
+
+        def __init__(
+            self, inner_optimizer, initial_scale=2.0**15, steps=2000, **kwargs
+        ):
+            super().__init__(inner_optimizer, initial_scale, steps, **kwargs)
+
+    sgd = family.optimizers.SGD
+    scale = OfKeras3(sgd(0.25), 64.0, 7).loss_scale
     assert (float(scale), scale.increment_period) == (64.0, 7)
-    optimizer = ByName(family.optimizers.SGD(0.25), dynamic=False, initial_scale=64.0)
-    assert float(optimizer.loss_scale) == 64.0
-    optimizer = ByName(optimizer=family.optimizers.SGD(0.25), loss_scale=8.0)
-    assert float(optimizer.loss_scale) == 8.0
-
-
-def test_it_goes_on_from_keras_own(family):
-    own = family.keras.mixed_precision.LossScaleOptimizer(
-        family.optimizers.SGD(0.25), initial_scale=64.0
+    assert (
+        float(ByName(sgd(0.25), dynamic=False, initial_scale=64.0).loss_scale) == 64.0
     )
+    assert float(ByName(optimizer=sgd(0.25), loss_scale=8.0).loss_scale) == 8.0
+    own = family.keras.mixed_precision.LossScaleOptimizer(sgd(0.25), initial_scale=64.0)
     optimizer = OfKeras2.from_keras(own)
     assert isinstance(optimizer, OfKeras2)
     assert float(optimizer.loss_scale) == 64.0

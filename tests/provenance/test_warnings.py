@@ -1,17 +1,25 @@
-"""Warnings are given of the user's line, and each text says what to write."""
+"""Warnings: of the user's line, with what to write, and of a term that is nearly lost.
+
+Others are heard where their programs are: provenance/test_expressions.py, and
+optimizer/test_pending.py.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 
 import pytest
 import tensorflow as tf
+from exact import START, S, Trained, heard, warned
+from models import compiled
 
-from lossscale import LossScaleWarning
+from lossscale import DynamicLossScale, LossScaleWarning
 from lossscale.provenance import warnings
 from lossscale.runtime.graphs import do_not_convert
+from lossscale.runtime.keras_versions import tensor_of
 from lossscale.runtime.loss_scale_warning import warn
 
 KERAS3 = sys.modules.get("lossscale.optimizer.keras3")  # where there is a Keras 3
@@ -30,8 +38,8 @@ def test_a_warning_is_of_the_users_line():
 
 
 def test_its_pickles_name_no_room():
-    text = pickle.dumps(LossScaleWarning("something"))
-    assert b"lossscale\n" in pickle.dumps(LossScaleWarning("something"), 0)
+    text = pickle.dumps(LossScaleWarning("something"), 0)
+    assert b"lossscale\n" in text
     assert pickle.loads(text).args == ("something",)  # noqa: S301 - its own
 
 
@@ -68,3 +76,92 @@ def test_each_text_ends_with_what_to_write(name):
     assert all(line.startswith("    ") for line in lines)
     assert any("optimizer" in line or "clip" in line for line in lines)
     assert "\n" not in first  # one paragraph: who shows it breaks it
+
+
+# A term that is added to a loss after that was scaled, and so divided by S.
+
+
+#: Expressions of what is differentiated. `loss` is scaled, `total` and `penalty` are
+#: not, `w` is the weight and `x` is data.
+LOST = """
+loss + penalty ; penalty + loss ; loss - penalty ; tf.add_n([loss, penalty])
+loss + 1.0 + (penalty + 3.0) ; loss + tf.reduce_mean((w * x) ** 2) ; [loss, penalty]
+loss + tf.gather(w, [1])[0]
+"""
+RIGHT = """
+scale(total + penalty) ; loss + scale(penalty) ; loss + S * penalty ; loss + 3.0
+loss + 0.0 * penalty ; loss + tf.reduce_sum(tf.zeros_like(w)) ; loss + x
+loss + tf.random.normal([]) ; loss + tf.stop_gradient(penalty)
+loss + tf.cast(tf.argmax(w), tf.float32) ; loss + held ; loss + held.assign_add(loss)
+loss + others_loss ; loss + of_a_function() ; loss + number * penalty
+loss + tf.cond(x > 0.0, lambda: scale(total), lambda: w[0])
+"""
+
+
+def told(family, expression, mode="graph"):
+    """Returns the warnings of two steps that differentiate an expression."""
+    trained = Trained(family)
+    trained.build()
+    scale, other = trained.optimizer.scale_loss, DynamicLossScale(S)
+    names = {"tf": tf, "scale": scale, "S": trained.optimizer.loss_scale}
+    names["held"] = tf.Variable(0.0, trainable=False)
+    if "number" in expression:
+        names["number"] = float(names["S"])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            w = tf.convert_to_tensor(trained.variables[0])
+            total = tf.reduce_sum(w)
+            names.update(w=w, x=x, total=total, loss=scale(0.5 * total))
+            names.update(
+                penalty=0.25 * tf.reduce_sum(w**2), others_loss=other.scale(total)
+            )
+            # As a function returns it, of which nothing is known.
+            names["of_a_function"] = tf.function(lambda: scale(tf.reduce_sum(w)))
+            target = eval(expression, names)  # noqa: S307 - as above
+        trained.apply([tape.gradient(target, tensor_of(trained.variables[0]))])
+
+    step = compiled(step, mode)
+    with heard() as messages:
+        for _ in range(2):
+            step(tf.constant(0.5))
+    return messages
+
+
+def is_of_a_term(message):
+    return ": A term that depends" in message
+
+
+def each_of(table):
+    rows = re.split(r" ; |\n", table.strip())
+    return pytest.mark.parametrize("expression", rows)
+
+
+@each_of(LOST)
+def test_a_term_that_is_nearly_lost_is_told_of_once(family, expression):
+    assert sum(map(is_of_a_term, told(family, expression))) == 1
+
+
+@each_of(RIGHT)
+def test_a_term_that_is_right_is_not_told_of(family, expression):
+    assert not any(map(is_of_a_term, told(family, expression)))
+
+
+def test_eager_mode_names_a_penalty_too_and_what_to_write(family):
+    (message,) = told(family, "loss + penalty", "eager")
+    assert "a number such as a penalty was added" in message
+    assert "optimizer.scale_loss(loss + penalty)" in message
+
+
+def test_decay_that_is_added_to_scaled_gradients_is_told_of(family):
+    trained = Trained(family)
+    trained.build()
+
+    @tf.function
+    def step():
+        (grad,) = trained.scaled(0.5)
+        trained.apply([grad + 0.5 * tf.convert_to_tensor(trained.variables[0])])
+
+    with warned(1):
+        step()
+    assert trained.subtracted() == 0.5 + 0.5 * START / S
