@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from guards import GUARDS, Judges, large
+from exact import heard
+from guards import PAGE, Judges, large
 from limits import skip_without
-from models import built, compiled, regression, scale_state
+from models import assert_same, built, compiled, data, regression
 from routes import ROUTES, there
 from strategies import scope_of
+from version_1 import running
 
 import lossscale
 from lossscale import (
@@ -24,6 +25,7 @@ from lossscale import (
     LossScaleOptimizer,
     SpikeGuard,
 )
+from lossscale.compat import v1
 from lossscale.runtime import keras_versions
 
 INF = float("inf")
@@ -41,41 +43,32 @@ def model_of(family):
 def fill(optimizer):
     """Gives each variable a value that no other one has, if it can."""
     for number, variable in enumerate(optimizer.engine._state_variables(), 3):
-        if variable.dtype == tf.bool:
-            variable.assign(number % 2 == 0)
-        else:
-            value = np.full(variable.shape, number) + np.arange(
-                variable.shape.num_elements()
-            ).reshape(variable.shape)
-            variable.assign(value.astype(variable.dtype.as_numpy_dtype))
+        end = number + variable.shape.num_elements()
+        value = np.arange(number, end) % (2 if variable.dtype == tf.bool else 99)
+        variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
 
 
-def assert_whole(family, route, folder):
-    model, fresh = model_of(family), model_of(family)
-    fill(model.optimizer)
-    used = there(family, route)
-    used.write(model, folder / "model")
-    loaded = used.read(family, folder / "model", fresh)
-    if getattr(loaded.optimizer, "built", None) is False:
-        loaded.optimizer.build(loaded.trainable_variables)
-    assert scale_state(loaded.optimizer) == scale_state(model.optimizer)
-    assert isinstance(loaded.optimizer.guard, SpikeGuard)
-    assert loaded.optimizer.guard.window == 4
+def state(optimizer):
+    return [variable.numpy() for variable in optimizer.engine._state_variables()]
 
 
 @pytest.mark.every
+@pytest.mark.parametrize("on", ["one", pytest.param("two", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_route_to_disk_keeps_a_guard_whole(family, route, tmp_path):
-    assert_whole(family, route, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("route", ROUTES)
-def test_and_on_two_replicas(family, route, mirrored, tmp_path):
-    if route == "SavedModel" and family.name != "keras3":
+def test_a_route_to_disk_keeps_a_guard_whole(family, route, on, mirrored, tmp_path):
+    if on == "two" and route == "SavedModel" and family.name != "keras3":
         pytest.skip("Keras 2 loads weights into no model that was loaded in a scope")
-    with scope_of(mirrored):
-        assert_whole(family, route, tmp_path)
+    with scope_of(mirrored if on == "two" else None):
+        model, fresh = model_of(family), model_of(family)
+        fill(model.optimizer)
+        used = there(family, route)
+        used.write(model, tmp_path / "model")
+        loaded = used.read(family, tmp_path / "model", fresh)
+        if getattr(loaded.optimizer, "built", None) is False:
+            loaded.optimizer.build(loaded.trainable_variables)
+        assert isinstance(loaded.optimizer.guard, SpikeGuard)
+        assert loaded.optimizer.guard.window == 4
+        assert_same(*map(state, (loaded.optimizer, model.optimizer)))
 
 
 def test_an_engines_checkpoint_has_the_key_guard(tmp_path):
@@ -92,31 +85,16 @@ def test_an_engines_checkpoint_has_the_key_guard(tmp_path):
     assert int(other.guard.spikes) == 7
 
 
-@pytest.mark.every
-@pytest.mark.parametrize("name", GUARDS)
-def test_copies_and_configs_carry_it(family, name):
-    optimizer, _ = built(family, DynamicLossScale(64.0), guard=GUARDS[name]())
-    fill(optimizer)
-    cls = type(optimizer.guard)
-    config = json.loads(json.dumps(optimizer.get_config()))
-    again = LossScaleOptimizer.from_config(config, {cls.__name__: cls})
-    assert again.get_config() == optimizer.get_config()
-    assert type(again.guard) is cls
-    fresh = GUARDS[name]().variables
-    for variable, new in zip(again.guard.variables, fresh):
-        np.testing.assert_array_equal(variable.numpy(), new.numpy())
+# Each optimizer has its own
+
+
+def test_a_copy_has_one_of_its_own_in_the_same_state(family):
     skip_without("copying", family)
+    optimizer, _ = built(family, DynamicLossScale(64.0), guard=SpikeGuard(window=4))
+    fill(optimizer)
     copied = copy.deepcopy(optimizer)
     assert copied.guard is not optimizer.guard
-    assert scale_state(copied) == scale_state(optimizer)
-
-
-def test_two_variables_of_one_name_are_refused(family):
-    with pytest.raises(ValueError, match="two called 'guard_spikes'"):
-        LossScaleOptimizer(family.optimizers.SGD(), Clashing(), guard=SpikeGuard())
-
-
-# Each optimizer has its own
+    assert_same(state(copied), state(optimizer))
 
 
 def test_a_guard_belongs_to_one_optimizer(family):
@@ -137,13 +115,16 @@ def test_a_guard_belongs_to_one_optimizer(family):
         built(family, "dynamic", guard=guard)
     with pytest.raises(TypeError, match="`loss_scale` must"):
         following.with_loss_scale(object)
-    with pytest.raises(ValueError, match="two called"):  # after it was handed on
+    with pytest.raises(ValueError, match="two called 'guard_spikes'"):
         following.with_loss_scale(Clashing())
     with pytest.raises(ValueError, match=words):
         built(family, "dynamic", guard=guard)
     other = following.with_loss_scale("dynamic", guard=None)
     assert other.guard is None
-    built(family, "dynamic", guard=guard)  # nobody else has it now
+    last, _ = built(family, "dynamic", guard=guard)  # nobody else has it now
+    del last, _
+    gc.collect()
+    LossScaleEngine(guard=guard)
 
 
 class Clashing(DynamicLossScale):
@@ -154,56 +135,11 @@ class Clashing(DynamicLossScale):
         self.other = self._add_weight("guard_spikes", 0, tf.int64)
 
 
-def test_an_optimizer_that_is_gone_has_no_guard():
-    guard = SpikeGuard()
-    lossscale.LossScaleEngine(guard=guard)
-    gc.collect()
-    lossscale.LossScaleEngine(guard=guard)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", "session"])
-@pytest.mark.parametrize("rule", [DynamicLossScale, HeadroomLossScale])
-def test_a_shared_loss_scale_learns_only_of_what_is_not_left_out(mode, rule):
-    """As one that is adjusted by hand. Two optimizers have a guard."""
-    alone, v1 = rule(64.0), tf.compat.v1
-    graph = tf.Graph() if mode == "session" else None
-    with nullcontext() if graph is None else graph.as_default():
-        scale, guards = rule(64.0), [Judges(large), Judges(large), None]
-        engines = [LossScaleEngine(scale, guard=guard) for guard in guards]
-        made = v1.Variable if mode == "session" else tf.Variable
-        variables = [made(np.float32(0.0)) for _ in engines]
-
-        def step(sizes):
-            done = []
-            for engine, variable, size in zip(engines, variables, tf.unstack(sizes)):
-                scaled = engine.scale_loss(tf.constant(1.0)) * size
-                done.append(engine.apply([scaled], [variable], added))
-            return done
-
-        if mode == "session":
-            fed, session = v1.placeholder(tf.float32, [3]), v1.Session()
-            ops = step(fed)
-            session.run(v1.global_variables_initializer())
-    if mode != "session":
-        taken = compiled(lambda sizes: step(sizes) and None, mode)
-    for sizes in RUN_OF_THREE:
-        learned = [s for s in sizes[:2] if not 8.0 <= s < INF] + sizes[2:]
-        is_finite = bool(np.isfinite(learned).all())
-        alone.adjust(is_finite, max(learned))
-        if mode == "session":
-            session.run(ops, {fed: sizes})
-            found = session.run([*scale.variables, scale.last_largest])
-        else:
-            taken(tf.constant(sizes))
-            found = [v.numpy() for v in (*scale.variables, scale.last_largest)]
-        assert found == [*(v.numpy() for v in alone.variables), max(learned)]
-
-
 def added(grads, variables):
     return variables[0].assign_add(grads[0], read_value=False)
 
 
-#: The sizes of the three optimizers' gradients. Guards leave out those of 8 and more.
+#: The sizes of three optimizers' gradients. Guards leave out those of 8 and more.
 RUN_OF_THREE = [
     [1.0, 0.5, 0.25],
     [9.0, 0.5, 0.25],
@@ -213,6 +149,43 @@ RUN_OF_THREE = [
     [99.0, 1.0, np.inf],
     [0.5, 0.25, 2.0],
 ]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "session"])
+@pytest.mark.parametrize("rule", [DynamicLossScale, HeadroomLossScale])
+@pytest.mark.parametrize("are_guarded", [[True], [True, True, False]], ids=len)
+def test_a_loss_scale_learns_only_of_what_is_not_left_out(mode, rule, are_guarded):
+    """As one that is adjusted by hand. Several optimizers share it."""
+    alone, expected = rule(64.0), []
+    alone.keep_largest()
+    for sizes in RUN_OF_THREE:
+        pairs = list(zip(sizes, are_guarded))
+        learned = [s for s, has_guard in pairs if not (has_guard and 8.0 <= s < INF)]
+        if learned:
+            alone.adjust(bool(np.isfinite(learned).all()), max(learned))
+        else:  # only this one moves
+            alone.last_largest.assign(sizes[0])
+        expected.append([v.numpy() for v in (*alone.variables, alone.last_largest)])
+    with running("session" if mode == "session" else "eager") as run:
+        scale = rule(64.0)
+        guards = [Judges(large) if has_guard else None for has_guard in are_guarded]
+        engines = [LossScaleEngine(scale, guard=guard) for guard in guards]
+        variables = [tf.Variable(0.0) for _ in engines]
+
+        def step(number):
+            sizes = tf.unstack(tf.gather(RUN_OF_THREE, tf.cast(number, tf.int32)))
+            done = []
+            for engine, variable, size in zip(engines, variables, sizes):
+                scaled = engine.scale_loss(tf.constant(1.0)) * size
+                done.append(engine.apply([scaled], [variable], added))
+            return tf.group(*done) if mode == "session" else None
+
+        taken = run.step(step) if mode == "session" else compiled(step, mode)
+        for number, values in enumerate(expected):
+            taken(float(number) if mode == "session" else tf.constant(float(number)))
+            found = [run.value(v) for v in (*scale.variables, scale.last_largest)]
+            assert found == values
+        assert run.value(guards[0].asked) == 6  # not of what overflowed
 
 
 def test_the_last_apply_of_a_shared_step_may_be_left_out():
@@ -273,37 +246,44 @@ def test_what_is_kept_is_mirrored(family, mirrored, inside):
         assert len(copies) == mirrored.num_replicas_in_sync
 
 
+def test_the_monitor_says_what_a_guard_calls_the_steps(family, capsys):
+    inner, guard = family.optimizers.SGD(2.0**-8), PAGE.SkipsZeros()
+    optimizer = LossScaleOptimizer(inner, DynamicLossScale(64.0), guard=guard)
+    model = regression(family, optimizer)
+    x, y = data(np.random.default_rng(7), 32)
+    weights = np.ones([32])
+    weights[8:12] = 0.0  # the third of eight batches weighs nothing
+    quiet = {"shuffle": False, "verbose": 0}
+    with heard() as messages:
+        monitor = lossscale.LossScaleMonitor()
+        model.fit(x, y, 4, sample_weight=weights, callbacks=[monitor], **quiet)
+    message = "Epoch 1: Steps were skipped as all zero, at batch 2, counted from 0."
+    assert messages == [message]
+    assert "Steps left out as all zero: 1." in capsys.readouterr().out
+
+
 # Programs of TensorFlow 1
 
 
-@pytest.mark.parametrize("wrapper", ["LossScaleOptimizer", "MixedPrecision"])
+@pytest.mark.parametrize(
+    "wrapper", ["LossScaleOptimizer", "MixedPrecisionLossScaleOptimizer"]
+)
 @pytest.mark.parametrize("mode", ["session", "eager"])
 def test_one_of_tensorflow_1_takes_a_guard(wrapper, mode, tmp_path):
-    cls = lossscale.compat.v1.LossScaleOptimizer
-    if wrapper == "MixedPrecision":
-        cls = lossscale.compat.v1.MixedPrecisionLossScaleOptimizer
-    sgd = tf.compat.v1.train.GradientDescentOptimizer
-    v1 = tf.compat.v1
-    if mode == "eager":
-        optimizer, variable = cls(sgd(1.0), 8.0, guard=Judges(large)), tf.Variable(0.0)
+    with running(mode) as run:
+        inner = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        optimizer = getattr(v1, wrapper)(inner, 8.0, guard=Judges(large))
+        variable = tf.Variable(0.0)
+
+        def build(size):
+            return optimizer.minimize(lambda: variable * size, var_list=[variable])
+
+        step = run.step(build)
         for size in (1.0, 16.0, INF):
-            optimizer.minimize(lambda size=size: variable * size, var_list=[variable])
-        assert float(variable) == -1.0
-        assert int(optimizer.loss_scale.skipped_steps) == 1
-        made = tf.train.Checkpoint(optimizer=optimizer)
-        path = made.write(str(tmp_path / "checkpoint"))
-        assert any(
-            "optimizer/guard/asked" in n for n, _ in tf.train.list_variables(path)
-        )
-        return
-    with tf.Graph().as_default(), v1.Session() as session:
-        optimizer = cls(sgd(1.0), 8.0, guard=Judges(large))
-        variable = v1.get_variable("v", initializer=0.0, use_resource=True)
-        size = v1.placeholder(tf.float32, [])
-        op = optimizer.minimize(variable * size, var_list=[variable])
-        session.run(v1.global_variables_initializer())
-        for value in (1.0, 16.0, INF):
-            session.run(op, {size: value})
-        asked = optimizer.variables()[-1]
-        found = session.run([variable, asked, optimizer.loss_scale.skipped_steps])
-        assert found == [-1.0, 2, 1]
+            step(size)
+        guard, skipped = optimizer.variables()[-1], optimizer.loss_scale.skipped_steps
+        assert [run.value(each) for each in (variable, guard, skipped)] == [-1.0, 2, 1]
+    if mode == "eager":
+        path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "file"))
+        names = [name for name, _ in tf.train.list_variables(path)]
+        assert any("optimizer/guard/asked" in name for name in names)

@@ -2,34 +2,142 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import tensorflow as tf
 from exact import S, Trained, changes_nothing, clip, warned
 from models import compiled
 
 INF = float("inf")
-MODES = ["eager", "graph"]
-#: The slow tests have graphs of what a loop carries on in Python.
-IN_PYTHON = ["eager", pytest.param("graph", marks=pytest.mark.slow)]
-FACTORS = [0.5, 0.5, INF, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+# A loop is called with `Trained` and with `of`, which makes a function of its own of a
+# function, or leaves it as it is. It returns a step of one factor, the true gradient.
+
+
+def two_halves(ours, of):
+    """Of two halves of a list, none is applied."""
+
+    def step(factor):
+        (grad,) = changes_nothing(clip(ours.unscaled(factor)))
+        ours.apply([grad])
+        ours.apply([grad])
+
+    return of(step)
+
+
+def a_norm_at_first(ours, of):
+    """The first step unscales, and those after it do not."""
+    unscaled = of(lambda factor: ours.apply(clip(ours.unscaled(factor))))
+    scaled = of(lambda factor: ours.apply(changes_nothing(ours.scaled(factor))))
+    return lambda factor: (unscaled if factor == INF else scaled)(factor)
+
+
+def another_list(ours, of):
+    """One list overflows and is counted, and the other one is still scaled."""
+
+    def step(factor):
+        bad, good = ours.scaled(factor), ours.scaled(0.5)
+        ours.apply(clip(ours.optimizer.get_unscaled_gradients(bad)))
+        ours.apply(good)
+
+    return of(step)
+
+
+def a_mean(ours, of):
+    """All steps are in one function, and each hands a mean of gradients on."""
+    factors = []
+
+    def steps():
+        mean = tf.zeros([4])
+        for factor in factors:
+            (grad,) = ours.unscaled(factor)
+            is_finite = tf.reduce_all(tf.math.is_finite(grad))
+            mean = tf.where(is_finite, 0.5 * mean + 0.5 * grad, mean)
+            ours.apply([mean])
+
+    def step(factor):
+        factors.append(factor)
+        if len(factors) == 5:
+            of(steps)()
+
+    return step
+
+
+def grad_norm(ours, of):
+    """Asks for a norm of unscaled gradients at each fourth step."""
+    compute, number = of(ours.scaled), iter(range(99))
+
+    def step(factor):
+        grads = compute(factor)
+        if next(number) % 4 == 3:
+            tf.linalg.global_norm(ours.optimizer.get_unscaled_gradients(grads))
+        ours.apply(grads)
+
+    return step
+
+
+def the_loss_scale_unscales(ours, of, apart=False):
+    """But the first time, the optimizer does."""
+    compute, apply, change = of(ours.scaled), of(ours.apply), of(clip)
+    first, then = (
+        ours.optimizer.get_unscaled_gradients,
+        ours.optimizer.loss_scale.unscale,
+    )
+    then = of(then) if apart else then
+
+    def step(factor):
+        unscale = first if factor == INF else then
+        apply(change(unscale(compute(factor))))
+
+    return step
+
+
+in_a_function = partial(the_loss_scale_unscales, apart=True)
+
+
+def batches(ours, of):
+    """Gradients are added up over three batches, each clipped."""
+    total, number = tf.Variable(tf.zeros([4])), iter(range(1, 99))
+    add = of(lambda factor: total.assign_add(clip(ours.unscaled(factor))[0]))
+    apply = of(lambda: ours.apply([total]))
+
+    def step(factor):
+        add(factor)
+        if next(number) % 3 == 0:
+            apply()
+            total.assign(tf.zeros([4]))
+
+    return step
+
+
+#: A loop, its factors, what they have subtracted from the weights, how many steps were
+#: good since the last one that was skipped, and how many were skipped.
+CASES = {
+    "two halves of a list": (two_halves, [INF, 0.5], 1.0, 2, 2),
+    "a norm is asked for at first": (a_norm_at_first, [INF, 0.5, 0.5], 1.0, 2, 1),
+    "another list": (another_list, [INF], 0.5, 1, 1),
+    "a mean": (a_mean, [0.5, INF, 0.5, 0.5, 0.5], 1.53125, 3, 1),
+    "GradNorm": (grad_norm, [0.5, 0.5, 0.5, INF, *[0.5] * 7], 5.0, 7, 1),
+    "the loss scale": (the_loss_scale_unscales, [INF, *[0.5] * 5], 2.5, 5, 1),
+    "the loss scale in a function": (in_a_function, [INF, *[0.5] * 5], 2.5, 5, 1),
+    "batches that are added up": (batches, [INF, *[0.5] * 5], 1.5, 1, 1),
+}
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
-def test_an_overflow_counts_once(trained, mode):
-    """And in each apply of its step: of two halves of a list, none is applied."""
-
-    def step(factor):
-        (grad,) = changes_nothing(clip(trained.unscaled(factor)))
-        trained.apply([grad])
-        trained.apply([grad])
-
-    step = compiled(step, mode)
+@pytest.mark.every
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_overflow_costs_its_own_step_and_no_other_one(trained, case, mode):
+    loop, factors, subtracted, good, skipped = case
+    step = loop(trained, lambda function: compiled(function, mode))
     with warned(0):
-        step(tf.constant(INF))
-        assert trained.subtracted() == 0.0
-        step(tf.constant(0.5))
-    assert trained.subtracted() == 1.0
+        for factor in factors:
+            step(tf.constant(factor))
+    assert trained.subtracted() == subtracted
+    assert trained.state() == (S / 2.0**skipped, good, skipped)
 
 
 @pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
@@ -56,87 +164,23 @@ def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family,
             assert trained.subtracted() == [left, left]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("then", [list, changes_nothing], ids=["known", "unknown"])
-def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):
-    """A norm is logged now and then: the steps between unscale nothing."""
-
-    def unscaled(factor):
-        trained.apply(clip(trained.unscaled(factor)))
-
-    def scaled(factor):
-        trained.apply(then(trained.scaled(factor)))
-
-    unscaled, scaled = compiled(unscaled, mode), compiled(scaled, mode)
-    with warned(0):
-        unscaled(tf.constant(INF))
-        for times in (1, 2):
-            scaled(tf.constant(0.5))
-            assert trained.subtracted() == times * 0.5
-    assert trained.state() == (S / 2, 2, 1)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_overflow_that_was_counted_is_not_of_gradients_still_scaled(trained, mode):
-    def step():
-        bad, good = trained.scaled(INF), trained.scaled(0.5)
-        trained.apply(clip(trained.optimizer.get_unscaled_gradients(bad)))
-        trained.apply(good)
-
-    compiled(step, mode)()
-    assert trained.subtracted() == 0.5
-
-
-def momentum(grad, state):
-    """Keeps a mean of gradients, which bad ones leave as it is."""
-    before = tf.zeros_like(grad) if state is None else state
-    is_finite = tf.reduce_all(tf.math.is_finite(grad))
-    after = tf.where(is_finite, 0.5 * before + grad, before)
-    return after, after
-
-
-def last_norms(grad, state):
-    """Clips to the mean of the last norms, as AutoClip does."""
-    norms = [*(state or []), tf.minimum(tf.norm(grad), 10.0)][-5:]
-    return tf.clip_by_norm(grad, tf.reduce_mean(tf.stack(norms))), norms
-
-
-@pytest.mark.parametrize("mode", IN_PYTHON)
-@pytest.mark.parametrize("change", [momentum, last_norms])
-def test_an_overflow_costs_one_step(trained, change, mode):
-    trained.build()
-
-    def steps():
-        state = None
-        for factor in FACTORS:
-            (grad,) = trained.unscaled(factor)
-            grad, state = change(grad, state)
-            trained.apply([grad])
-
-    with warned(0):
-        compiled(steps, mode)()
-    assert trained.state() == (S / 2, len(FACTORS) - 3, 1)
-    assert int(trained.optimizer.iterations.numpy()) == len(FACTORS) - 1
-
-
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", IN_PYTHON)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
     trained = Trained(family, sizes=(4, 4))
     trained.build()
 
     def step():
         bad, good = trained.unscaled(INF)[0], trained.unscaled(0.5)[1]
-        total = tf.minimum(tf.norm(bad), 1.0)
-        pairs = list(zip([clip([bad])[0], good * total], trained.variables))
-        for pair in pairs:
+        rest = good * tf.minimum(tf.norm(bad), 1.0)
+        for pair in zip([*clip([bad]), rest], trained.variables):
             trained.optimizer.apply_gradients([pair])
 
     compiled(step, mode)()
     assert trained.subtracted() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("mode", IN_PYTHON)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_another_optimizer_decides_for_itself(pair, mode):
     """Both are clipped by one norm."""
     first, second = pair
@@ -144,59 +188,11 @@ def test_another_optimizer_decides_for_itself(pair, mode):
     def step():
         bad, good = first.unscaled(INF)[0], second.unscaled(0.5)[0]
         total = tf.minimum(tf.norm(tf.concat([bad, good], 0)), 1.0)
-        first.apply([clip([bad])[0]])
+        first.apply(clip([bad]))
         second.apply([good * total])
 
     compiled(step, mode)()
     assert first.subtracted() == second.subtracted() == 0.0
-
-
-def test_a_norm_is_asked_now_and_then(trained):
-    """As GradNorm does. The overflow counts at once, and in no step after it."""
-    compute = tf.function(trained.scaled)
-    with warned(0):
-        for number in range(11):
-            grads = compute(tf.constant(INF if number == 3 else 0.5))
-            if number % 4 == 3:
-                unscaled = trained.optimizer.get_unscaled_gradients(grads)
-                tf.linalg.global_norm(unscaled)
-            trained.apply(grads)
-    assert trained.subtracted() == 5.0
-    assert trained.state() == (S / 2, 7, 1)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_loss_scale_unscales_after_an_overflow_was_counted(trained, apart):
-    compute, apply = tf.function(trained.scaled), tf.function(trained.apply)
-    change = tf.function(clip)
-    unscale = trained.optimizer.loss_scale.unscale
-    unscale = tf.function(unscale) if apart else unscale
-    bad = compute(tf.constant(INF))
-    with warned(0):
-        apply(change(trained.optimizer.get_unscaled_gradients(bad)))
-        for _ in range(11):
-            apply(change(unscale(compute(tf.constant(0.5)))))
-    assert trained.subtracted() == 5.5
-    assert trained.state() == (S / 2, 11, 1)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_an_overflow_waits_over_any_number_of_losses(trained, mode):
-    """Gradients are added up over batches, each clipped."""
-    total = tf.Variable(tf.zeros([4]))
-    add = compiled(
-        lambda factor: total.assign_add(clip(trained.unscaled(factor))[0]), mode
-    )
-    apply = compiled(lambda: trained.apply([total]), mode)
-    with warned(0):
-        for factors in ((INF, 0.5, 0.5), (0.5, 0.5, 0.5)):
-            for factor in factors:
-                add(tf.constant(factor))
-            apply()
-            total.assign(tf.zeros([4]))
-    assert trained.subtracted() == 1.5
-    assert trained.state() == (S / 2, 1, 1)
 
 
 def test_an_overflow_of_what_two_scaled_counts_for_both(pair):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from strategies import last_replica_gets
 from trained import ByEngine
 
 from lossscale import (
@@ -26,30 +26,6 @@ from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
 from lossscale.runtime import replicas
 
 pytestmark = pytest.mark.smoke
-
-
-@pytest.mark.parametrize("are_added", [False, True])
-def test_all_replicas_have_the_flag_of_the_one_that_is_not_finite(mirrored, are_added):
-    """Each by itself would decide otherwise than the last one."""
-    loss_scale = FixedLossScale(1.0)
-
-    def replica(special):
-        reduction = SeveralReplicas(are_added)
-        grads = [tf.reshape(last_replica_gets(special, 1.0), [1])]
-        bundle = Bundle(loss_scale, grads, [None])
-        bundle, contribution = reduction.check(bundle)
-
-        def together(contributions, bundle):
-            agreed = reduction.reduce(contributions, bundle).quick
-            return replicas.call_for_each_replica(lambda: tf.identity(agreed))
-
-        return replicas.merge_call(together, contribution, bundle)
-
-    step = tf.function(lambda special: mirrored.run(replica, args=(special,)))
-    count = mirrored.num_replicas_in_sync
-    for special, flag in ((np.inf, False), (np.nan, False), (2.0, True)):
-        found = mirrored.experimental_local_results(step(tf.constant(special)))
-        assert [bool(each) for each in found] == [flag] * count
 
 
 def test_what_nobody_has_changed_is_checked_once():
@@ -88,21 +64,26 @@ def test_equal_rows_are_small_if_they_are_so_on_four_replicas(
 # Workers that tf.distribute does not know
 
 
-def threads_that_meet(count=2):
-    """Returns a `gather` for each of several threads, which wait for each other."""
-    rows, barrier = [None] * count, threading.Barrier(count)
+def on_two_workers(train):
+    """Returns what `train` returns in each of two threads, which wait for each other.
 
-    def gather_of(rank):
-        def meet(row):
-            rows[rank] = row
-            barrier.wait(60)
-            together = np.stack(rows)
-            barrier.wait(60)
-            return together
+    It is called with the rank, and with `gather`.
+    """
+    rows, barrier = [None] * 2, threading.Barrier(2)
 
-        return lambda row: tf.numpy_function(meet, [row], tf.float32)
+    def meet(rank, row):
+        rows[rank] = row
+        barrier.wait(60)
+        together = np.stack(rows)
+        barrier.wait(60)
+        return together
 
-    return [gather_of(rank) for rank in range(count)]
+    def worker(rank):
+        met = partial(meet, rank)
+        return train(rank, lambda row: tf.numpy_function(met, [row], tf.float32))
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(worker, range(2)))
 
 
 GOOD, NAN, HUGE = [0.5, 1.0], [np.nan, 1.0], [1e38, 1.0]  # HUGE overflows when scaled
@@ -137,9 +118,7 @@ def test_workers_decide_alike(options, steps, state, loss):
         faults = [fault.kind for fault in ours.engine.nonfinite_gradients()]
         return ours.state(), ours.engine.nonfinite_loss(), faults
 
-    gathers = threads_that_meet()
-    with ThreadPoolExecutor(len(gathers)) as pool:
-        one, other = pool.map(train, range(len(gathers)), gathers)
+    one, other = on_two_workers(train)
     assert one == other
     assert (one[0][1], one[1]) == (state, loss)
     assert len(one[2]) == min(state[1], 1)
@@ -152,9 +131,7 @@ def test_the_greatest_gradient_of_all_workers_counts():
         ours.apply([ours.scale(tf.constant([1.0, 2.0 + rank]))])
         return float(scale.last_largest.numpy())
 
-    gathers = threads_that_meet()
-    with ThreadPoolExecutor(len(gathers)) as pool:
-        assert list(pool.map(train, range(len(gathers)), gathers)) == [3.0, 3.0]
+    assert on_two_workers(train) == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("wrong", [tf.identity, lambda row: tf.cast([row], "float64")])

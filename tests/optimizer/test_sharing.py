@@ -8,14 +8,11 @@ import tensorflow as tf
 from exact import S, clip, sharing
 from impossible import why_not
 from installed import STRATEGY
-from limits import skip_without
 from models import compiled
 from strategies import SCALE, last_replica_gets, rule
 
 from lossscale import DynamicLossScale
 
-MODES = ["eager", "graph", "xla"]
-XLA_LATER = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
 #: Finite on the first optimizer and on the second, step by step.
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
 
@@ -52,13 +49,12 @@ def factors_of(flags):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("together", [True, False])
-def test_one_adjustment_per_step(family, unscales, together, mode):
+def test_one_adjustment_per_step(family, unscales, together):
     loss_scale = DynamicLossScale(**SCALE)
     both = sharing(family, loss_scale)
-    step = compiled(step_of(both, unscales, together), mode)
+    step = tf.function(step_of(both, unscales, together))
     # It grows at some steps: with the first apply, after the second loss was scaled.
     run = [*RUN, *RUN[::-1], (True, True)]
     scales = []
@@ -72,18 +68,17 @@ def test_one_adjustment_per_step(family, unscales, together, mode):
     assert loss_scale.skipped_steps.numpy() == sum(not all(flags) for flags in run)
 
 
-@pytest.mark.parametrize("mode", XLA_LATER)
 @pytest.mark.parametrize("unscales", [True, False])
-def test_one_loss_scaled_by_one_of_them(family, unscales, mode):
+def test_one_loss_scaled_by_one_of_them(family, unscales):
     loss_scale = DynamicLossScale(64.0, 1)
     first, second = sharing(family, loss_scale)
 
+    @tf.function
     def step(factor):
         grads = first.scaled(factor)
         for trained in (first, second):
             apply(trained, grads, unscales)
 
-    step = compiled(step, mode)
     for factor, subtracted in ((0.5, 0.5), (np.inf, 0.5), (0.25, 0.75)):
         step(tf.constant(factor))
         assert first.subtracted() == second.subtracted() == subtracted
@@ -115,57 +110,13 @@ def test_on_two_replicas(family, mirrored, mode, inside):
         step(factors_of(flags))
         scales.append(loss_scale.numpy())
     assert scales == right_scales(RUN)
-    for trained, times in zip(both, np.sum(RUN, axis=0)):
-        assert int(trained.optimizer.iterations.numpy()) == times
 
 
-@pytest.mark.every
-@pytest.mark.parametrize("looks", [False, True])
-def test_in_a_graph_and_session(family, looks):
-    """Also if the loss scale looks at the largest gradient, of both optimizers."""
-    skip_without("a tf.compat.v1 graph", family)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        loss_scale = DynamicLossScale(**SCALE)
-        if looks:
-            loss_scale.keep_largest()
-        optimizers = [trained.optimizer for trained in sharing(family, loss_scale)]
-        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
-        factors = tf.compat.v1.placeholder(tf.float32, [2])
-        train = [
-            optimizer.minimize(lambda f=factor, v=variable: f * v, [variable])
-            for optimizer, variable, factor in zip(
-                optimizers, variables, tf.unstack(factors)
-            )
-        ]
-        current = loss_scale()
-        session.run(tf.compat.v1.global_variables_initializer())
-        scales, expected = [], np.ones([2, 1])
-        for number, flags in enumerate(RUN):
-            good = np.array([2.0**-number, 2.0**-4])
-            fed = np.where(flags, good, np.inf)
-            expected -= np.where(flags, good, 0.0)[:, None]
-            session.run(train, {factors: fed})
-            scales.append(float(session.run(current)))
-            if looks:
-                assert session.run(loss_scale.last_largest) == max(fed)
-        assert scales == right_scales(RUN)
-        np.testing.assert_array_equal(session.run(variables), expected)
-        counts = session.run([optimizer.iterations for optimizer in optimizers])
-        assert counts == np.sum(RUN, axis=0).tolist()
-
-
-@pytest.mark.parametrize("mode", XLA_LATER)
-def test_an_overflow_that_another_optimizer_unscaled_counts_once(family, mode):
+def test_an_overflow_that_another_optimizer_unscaled_counts_once(family):
     loss_scale = DynamicLossScale(**SCALE)
     other, own = sharing(family, loss_scale)
-
-    def step(factor, unscales):
-        grads = unscales.optimizer.get_unscaled_gradients(own.scaled(factor))
-        own.apply(grads)
-
-    by_other = compiled(lambda factor: step(factor, other), mode)
-    by_own = compiled(lambda factor: step(factor, own), mode)
-    by_other(tf.constant(np.inf))
-    by_own(tf.constant(0.5))
+    for unscales, factor in ((other, np.inf), (own, 0.5)):
+        grads = own.scaled(factor)
+        own.apply(unscales.optimizer.get_unscaled_gradients(grads))
     assert int(loss_scale.skipped_steps.numpy()) == 1
     assert own.subtracted() == 0.5

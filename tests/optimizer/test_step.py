@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from every_loss_scale import CASES
 from limits import TENSORFLOW
 from models import built, compiled
 from predicates import nodes_run
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale
 from lossscale.gradients.check import SMALL
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
@@ -37,18 +38,17 @@ def test_one_replica_divides_once(family, unscales):
     assert sum("/then/" in name for name in run) == (0 if unscales else 1)
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", XLA_LATER])
 @pytest.mark.parametrize("value", [1.0, 2e38], ids=["small", "of infinite sum"])
-def test_what_was_unscaled_and_is_not_applied_has_its_say(family, value, mode):
+def test_what_was_unscaled_and_is_not_applied_has_its_say(family, value):
     loss_scale = DynamicLossScale(1.0)
     optimizer, weight = built(family, loss_scale, [0.0, 0.0], 2.0**-127)
 
+    @tf.function
     def step(other):
         grads = [optimizer.scale_loss(each) for each in (tf.fill([2], value), other)]
         first, _ = optimizer.get_unscaled_gradients(grads)
         optimizer.apply_gradients([(first, weight)])
 
-    step = compiled(step, mode)
     for number, (other, skipped) in enumerate([(1.0, 0), (INF, 1), (NAN, 2), (1.0, 2)]):
         step(tf.constant([other]))
         assert int(loss_scale.skipped_steps) == skipped
@@ -106,83 +106,24 @@ def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(family, size, mo
         assert int(loss_scale.skipped_steps.numpy()) == skipped
 
 
-#: Loss scales, and what their states hold.
-RULES = {
-    "defaults": {"increment_period": 3},
-    "bounded": {"increment_period": 2, "min_loss_scale": 4.0, "max_loss_scale": 64.0},
-    "good": {"increment_period": 3, "hysteresis": 2, "hysteresis_reset": ["good"]},
-    "growth": {"increment_period": 3, "hysteresis": 2, "hysteresis_reset": ["growth"]},
-    "one of good": {"increment_period": 3, "hysteresis_reset": ["good"]},
-    "one of growth": {"increment_period": 3, "hysteresis_reset": ["growth"]},
-    "search": {"increment_period": 3, "search_period": 1, "multiplier": 1.7},
-    "cooldown": {"increment_period": 3, "backoff_cooldown": 2},
-    "tolerance": {"increment_period": 3, "overflow_tolerance": 0.4},
-}
-HIGHEST = {"bad_steps": 3, "cooldown_steps": 3, "window_bad_steps": 3}
-
-
-def some_state(rng, loss_scale):
-    """Returns a state that a run or a file may have left, by the variables' names."""
-    state = {}
-    for variable in loss_scale.variables:
-        name = variable.name.split(":")[0]
-        state[name] = rng.integers(HIGHEST.get(name, 5))
-    state["current_loss_scale"] = rng.choice([2.0, 4.0, 3e38, 2.0 ** rng.integers(9)])
-    state["last_step_finite"] = bool(rng.integers(2))
-    if state["last_step_finite"]:
-        state["consecutive_skipped_steps"] = 0
-    if loss_scale.hysteresis == 1 and "backoff" in loss_scale.hysteresis_reset:
-        state["bad_steps"] = 0  # such a count is cleared at once
-    return state
-
-
-@pytest.mark.parametrize("mode", ["graph", XLA_LATER])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng):
+@pytest.mark.parametrize("name", [name for name in CASES if "dynamic" in name])
+def test_a_step_moves_a_loss_scale_as_adjust_by_hand_does(family, name, rng):
     """To the bit."""
-    loss_scale = DynamicLossScale(32.0, **RULES[rule])
-    optimizer, variable = built(family, loss_scale, [0.0, 0.0], rate=0.0)
+    by_step, by_hand = CASES[name](), CASES[name]()
+    optimizer, variable = built(family, by_step, [0.0, 0.0], rate=0.0)
 
+    @tf.function
     def step(values):
-        loss_scale.scale(1.0)
+        by_step.scale(1.0)
         optimizer.apply_gradients([(values, variable)])
 
-    def adjust(is_finite):
-        loss_scale.adjust(is_finite)
-
-    def left_by(function, argument):
-        for each in loss_scale.variables:
-            each.assign(state[each.name.split(":")[0]])
-        function(tf.constant(argument))
-        return [each.numpy().tobytes() for each in loss_scale.variables]
-
-    step, adjust = compiled(step, mode), compiled(adjust, mode)
-    for _ in range(25):
-        state = some_state(rng, loss_scale)
+    for _ in range(40):
         last = rng.choice([1.0, 1.0, 1.0, 3e38, INF])
         values = np.float32([last if last == 3e38 else 1.0, last])
-        by_hand = left_by(adjust, bool(np.isfinite(values).all()))
-        assert left_by(step, values) == by_hand, (state, values)
-
-
-@pytest.mark.parametrize("mode", ["graph", XLA_LATER])
-@pytest.mark.parametrize("value", [0.0, NAN])
-def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
-    """Nothing has proved that S is a number."""
-    loss_scale = DynamicLossScale(8.0, 1)
-    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), loss_scale)
-    variable = tf.Variable([0.0])
-
-    def train():
-        optimizer.apply_gradients([(optimizer.scale_loss([1.0]), variable)])
-
-    def adjust():
-        loss_scale.adjust(tf.constant(True))
-
-    compiled(train, mode)()
-    loss_scale.current_loss_scale.assign(value)
-    compiled(adjust, mode)()
-    assert float(loss_scale) == 8.0
+        step(tf.constant(values))
+        by_hand.adjust(bool(np.isfinite(last)))
+        for one, other in zip(by_step.variables, by_hand.variables):
+            assert one.numpy().tobytes() == other.numpy().tobytes(), one.name
 
 
 def test_under_xla_no_cond_runs_both_its_sides(family):

@@ -31,7 +31,6 @@ from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 HERE = Path(__file__)
-ONE_DEVICE = pytest.param("one-device", marks=pytest.mark.slow)
 
 
 def eager(step):
@@ -45,7 +44,6 @@ PROGRAMS = {
     "loop": strategies.loop,
     "loop, keras2": partial(strategies.loop, way="keras2"),
     "loop, eager": partial(strategies.loop, how=eager),
-    "loop, xla": partial(strategies.loop, how=tf.function(**COMPILED_BY_XLA)),
 }
 #: What the optimizers that can leave the aggregation to the caller are told.
 UNAGGREGATED = {
@@ -54,33 +52,33 @@ UNAGGREGATED = {
 }
 
 
-def skip_impossible(place, family, entry):
-    if place == STRATEGY:
-        skip_without("adding up over replicas", family)
-        if entry == "fit":
-            skip_without("fit over replicas", family)
-    if why_not(place, family.name, entry):
-        pytest.skip(f"impossible, see impossible.py: {place}, {family.name}, {entry}")
+def skip_impossible(family, entry):
+    skip_without("adding up over replicas", family)
+    if entry == "fit":
+        skip_without("fit over replicas", family)
+    if why_not(STRATEGY, family.name, entry):
+        pytest.skip(f"impossible, see impossible.py: {family.name}, {entry}")
 
 
 @pytest.mark.peer_defect(1)
-@pytest.mark.parametrize("place", [STRATEGY, ONE_DEVICE])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_all_replicas_skip_a_step_or_all_apply_it(request, place, family, program):
+@pytest.mark.parametrize("program", ["fit", "fit, eager", "loop, keras2"])
+def test_all_replicas_skip_a_step_or_all_apply_it(mirrored, family, program):
     entry, _, way = program.partition(", ")
-    skip_impossible(place, family, "xla" if way == "xla" else entry)
-    if place == STRATEGY:
-        strategy = request.getfixturevalue("mirrored")
-    else:
-        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    # An eager step on replicas starts threads.
-    run = SHORT_RUN if way == "eager" and place == STRATEGY else RUN
+    skip_impossible(family, entry)
+    run = SHORT_RUN if way == "eager" else RUN  # it starts threads
+    seen = PROGRAMS[program](mirrored, family, run)
     if entry == "fit":
         weights = strategies.fit_on_one(family, run)
     else:
-        replicas = strategy.num_replicas_in_sync
-        weights = strategies.loop_on_one(family, run, replicas)
-    assert_right(PROGRAMS[program](strategy, family, run), run, weights)
+        weights = strategies.loop_on_one(family, run, mirrored.num_replicas_in_sync)
+    assert_right(seen, run, weights)
+
+
+@pytest.mark.slow
+def test_under_xla_one_device_with_a_strategy_is_as_one_without(family):
+    strategy, xla = tf.distribute.OneDeviceStrategy("CPU:0"), COMPILED_BY_XLA
+    seen = strategies.loop(strategy, family, RUN, how=tf.function(**xla))
+    assert_right(seen, RUN, strategies.loop_on_one(family, RUN, 1))
 
 
 @pytest.mark.each_version
@@ -90,7 +88,7 @@ def test_all_replicas_skip_a_step_or_all_apply_it(request, place, family, progra
 def test_replicas_agree_though_the_caller_adds_the_gradients_up(
     mirrored, family, program
 ):
-    skip_impossible(STRATEGY, family, "unaggregated")
+    skip_impossible(family, "unaggregated")
     drive = partial(PROGRAMS[program], arguments=UNAGGREGATED[family.name])
     seen = drive(mirrored, family, SHORT_RUN)
     assert_right(seen, SHORT_RUN, strategies.loop_on_one(family, SHORT_RUN, 1))
@@ -114,8 +112,7 @@ def step_of(strategy, optimizer, variables):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_only_a_sum_that_overflows_is_skipped(mirrored, family, dtype):
     """Every gradient is finite, and so is each sum of fewer than all."""
-    if why_not(STRATEGY, family.name, "loop"):
-        pytest.skip("impossible, see impossible.py")
+    skip_impossible(family, "loop")
     with mirrored.scope():
         variables = [variable_of(family, [1.0, 2.0], dtype) for _ in range(2)]
         loss_scale, inner = DynamicLossScale(1.0), strategies.momentum(family)
@@ -319,7 +316,7 @@ def test_another_strategy_or_more_replicas(on):
     # How many replicas there are matters to the sum, and what a strategy is to all.
     chosen = "sum" if "mirrored" in on else "central or replicas or sum"
     answer = subprocess.run(
-        [*command, f"({chosen}) and not another and not one-device"],
+        [*command, f"({chosen}) and not another"],
         cwd=ROOT,
         env={**os.environ, "LOSSSCALE_TESTS_ON": on},
         capture_output=True,

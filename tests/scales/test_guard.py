@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from guards import GUARDS, MODES, PAGE, Guarded, Judges, large, tiny
+from guards import GUARDS, Judges, tiny
 from models import built, compiled
 
 import lossscale
@@ -24,13 +25,65 @@ from lossscale import (
 )
 
 INF, NAN = float("inf"), float("nan")
-THREE = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
 #: The largest gradients of a run: each guard of `GUARDS` leaves some of it out.
 RUN = [1.0, 1.0, 1.5, 64.0, 0.0, INF, 1.0, 0.5, 9.0, 9.0, NAN, 0.0, 1.0, 1.0]
 SCALES = {
     "dynamic": lambda: DynamicLossScale(64.0, 2, max_loss_scale=2.0**10),
     "headroom": lambda: HeadroomLossScale(64.0, 3, 5.0, increment_period=3),
 }
+#: A guard is in every mode, and on replicas, in test_loops_in_every_mode.py.
+in_graphs = pytest.mark.parametrize("mode", ["graph", "session"])
+
+
+class Guarded:
+    """An engine of one variable, and its steps."""
+
+    def __init__(self, make_scale, make_guard, mode="eager"):
+        self.session, graph = None, nullcontext()
+        if mode == "session":
+            self.session = tf.compat.v1.Session(graph=tf.Graph())
+            graph = self.session.graph.as_default()
+        with graph:
+            self.engine = LossScaleEngine(make_scale(), guard=make_guard())
+            self.guard, self.scale = self.engine.guard, self.engine.loss_scale
+            self.variable = tf.Variable([0.0, 0.0])
+            if self.session is None:
+                self.engine.build([self.variable])  # or a function is traced twice
+                self.step = compiled(lambda size: self._step(size) and None, mode)
+            else:
+                self.fed = tf.compat.v1.placeholder(tf.float32, [])
+                self.op = self._step(self.fed)
+                self.session.run(tf.compat.v1.global_variables_initializer())
+
+    def _step(self, largest):
+        scaled = self.engine.scale_loss(tf.constant(1.0))
+        grad = tf.stack([scaled, -largest * scaled])
+        grad = tf.where([True, False], 0.0, grad)  # no inf times 0
+        add = lambda grads, v: v[0].assign_add(grads[0], read_value=False)  # noqa: E731
+        return self.engine.apply([grad], [self.variable], add)
+
+    def value(self, variable):
+        return np.array(self.session.run(variable) if self.session else variable)
+
+    def __call__(self, largest):
+        """Takes a step. Returns whether it was applied."""
+        before = int(self.value(self.engine.applied_steps))
+        if self.session is not None:
+            self.session.run(self.op, {self.fed: largest})
+        else:
+            self.step(tf.constant(largest, tf.float32))
+        return int(self.value(self.engine.applied_steps)) > before
+
+    def state(self):
+        last = [] if self.scale.last_largest is None else [self.scale.last_largest]
+        every = [*self.engine._state_variables(), *last, self.variable]
+        return [self.value(variable).tolist() for variable in every]
+
+    def run(self, steps):
+        """Returns, of each step, whether it was applied and the state after it."""
+        return [(self(largest), self.state()) for largest in steps]
+
+
 #: Verdicts that say "apply" of an overflow, each as somebody may write it.
 APPLY = {
     "not zero": lambda largest: (largest > 0.0, {}),
@@ -43,7 +96,7 @@ APPLY = {
 @pytest.mark.smoke
 @pytest.mark.parametrize("verdict", APPLY.values(), ids=APPLY)
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("mode", THREE)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_step_that_is_not_finite_is_never_applied(family, verdict, mode, shared):
     scale, guard = DynamicLossScale(8.0), Judges(verdict)
     optimizer, variable = built(family, scale, guard=guard)
@@ -62,56 +115,21 @@ def test_a_step_that_is_not_finite_is_never_applied(family, verdict, mode, share
     assert int(guard.asked.numpy()) == 1  # it is asked of finite steps only
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("verdict", [tiny, large])
-def test_to_the_loss_scale_a_step_that_is_left_out_is_none(
-    scale, verdict, mode, mirrored
-):
-    """It moves as it does alone on the other steps. Only `last_largest` moves."""
-    alone = SCALES[scale]()
-    alone.keep_largest()
-    guarded = Guarded(SCALES[scale], lambda: Judges(verdict), mode, mirrored)
-    for largest in (1.0, 0.25, INF, 0.25, 16.0, 0.0, NAN, 1.0):
-        is_finite, is_usual = bool(np.isfinite(largest)), bool(verdict(largest)[0])
-        assert guarded(largest) == (is_finite and is_usual)
-        if not is_finite or is_usual:
-            alone.adjust(is_finite, largest)
-        else:
-            alone.last_largest.assign(max(largest, 2.0**-60 * ("replica" in mode)))
-        expected = [v.numpy() for v in (*alone.variables, alone.last_largest)]
-        variables = (*guarded.scale.variables, guarded.scale.last_largest)
-        for one, other in zip(expected, map(guarded.value, variables)):
-            np.testing.assert_array_equal(one, other)
-    assert int(guarded.value(guarded.guard.asked)) == 6
-
-
-# Every guard, in every mode and through every config
-
-
 @pytest.fixture(params=GUARDS.values(), ids=GUARDS)
 def make(request):
     return request.param
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [*MODES[1:4], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[4:])],
-)
+@in_graphs
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_mode_gives_what_eager_gives(make, scale, mode, mirrored):
-    steps = [max(each, 2.0**-60 * ("replica" in mode)) for each in RUN]
-    expected = Guarded(SCALES[scale], make).run(steps)
-    assert {True, False} == {was_applied for was_applied, _ in expected}
-    found = Guarded(SCALES[scale], make, mode, mirrored).run(steps)
-    for number, pair in enumerate(zip(found, expected)):
+def test_a_graph_gives_what_eager_mode_gives(make, scale, mode):
+    expected = Guarded(SCALES[scale], make).run(RUN)
+    left_out = [each for each, _ in expected].count(False)
+    assert left_out > sum(not np.isfinite(each) for each in RUN)
+    guarded = Guarded(SCALES[scale], make, mode)
+    for number, pair in enumerate(zip(guarded.run(RUN), expected)):
         assert pair[0] == pair[1], number
-
-
-def test_a_guard_leaves_a_step_of_the_run_out(make):
-    steps = [0.0] if make is PAGE.SkipsZeros else RUN
-    found = [each for each, _ in Guarded(SCALES["dynamic"], make).run(steps)]
-    assert found.count(False) > sum(not np.isfinite(each) for each in steps)
+    assert mode == "session" or guarded.step.experimental_get_tracing_count() == 1
 
 
 def test_config_copy_and_checkpoint(make, tmp_path):
@@ -141,12 +159,6 @@ def test_config_copy_and_checkpoint(make, tmp_path):
         setattr(guard, name, variable.numpy())
 
 
-def test_it_is_traced_once(make):
-    guarded = Guarded(SCALES["dynamic"], make, "graph")
-    guarded.run(RUN)
-    assert guarded.step.experimental_get_tracing_count() == 1
-
-
 class Lags(LossScale):
     """`lag` becomes what `previous` was."""
 
@@ -165,7 +177,7 @@ class Lags(LossScale):
         return {}
 
 
-@pytest.mark.parametrize("mode", ["session", "graph"])
+@in_graphs
 def test_all_values_are_read_before_any_is_assigned(mode):
     guarded = Guarded(Lags, lambda: GUARDS["follows"]().__class__(1e9), mode)
     steps = np.arange(1.0, 100.0)
@@ -197,10 +209,9 @@ class Updates(DynamicLossScale):
         return op, should_apply & (tf.reduce_min(grads[0]) > -8.0)
 
 
-@pytest.mark.parametrize("mode", THREE)
 @pytest.mark.parametrize("judge", [lambda: Judges(tiny), lambda: None])
-def test_what_an_own_update_leaves_out_is_not_the_guards(mode, judge):
-    guarded = Guarded(lambda: Updates(8.0), judge, mode)
+def test_what_an_own_update_leaves_out_is_not_the_guards(judge):
+    guarded = Guarded(lambda: Updates(8.0), judge, "graph")
     steps = (1.0, 16.0, 0.25, INF)
     is_guarded = guarded.guard is not None
     assert [guarded(each) for each in steps] == [True, False, not is_guarded, False]
@@ -276,7 +287,6 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.every
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_a_mistake_is_an_error_that_changes_nothing(name, shared, mode):
     make, words = MISTAKES[name]
@@ -300,7 +310,7 @@ def test_a_mistake_is_an_error_that_changes_nothing(name, shared, mode):
 
 @pytest.mark.every
 @pytest.mark.parametrize("of", ["flag", "guard", "rule", "rule alone"])
-@pytest.mark.parametrize("mode", ["graph", "session"])
+@in_graphs
 def test_a_shape_that_only_the_run_shows_changes_nothing(of, mode):
     def unknown(value, largest, place):
         """Returns a value that is a scalar, of shape `[2]` if the step is large."""
@@ -349,61 +359,47 @@ def test_an_error_in_the_rule_changes_nothing(guarded):
     assert float(scale) == 16.0
 
 
-class TestWhatIsNoGuard:
-    """What 3.1 took is refused by an error that says what to write."""
+def refused(words, call, *args, **kwargs):
+    with pytest.raises(TypeError, match=words):
+        call(*args, **kwargs)
 
-    @pytest.mark.parametrize("held", ["dynamic", 1, DynamicLossScale()], ids=str)
-    def test_a_guard_holds_no_loss_scale(self, held):
-        with pytest.raises(TypeError, match=r"holds no loss scale.*guard=SpikeGuard\("):
-            SpikeGuard(held)
 
-    def test_a_guard_is_no_loss_scale(self):
-        with pytest.raises(TypeError, match=r'"dynamic", guard=SpikeGuard\(\.\.\.\)'):
-            LossScaleEngine(SpikeGuard())
-        with pytest.raises(
-            TypeError, match=r"`guard` must be.*Pass an object, not its"
-        ):
-            LossScaleEngine(guard=SpikeGuard)
-        config = {
-            "threshold": 6.0,
-            "loss_scale": lossscale.serialize(FixedLossScale(1)),
-        }
-        config = {"class_name": "SpikeGuard", "config": config}  # of 3.1
-        with pytest.raises(TypeError, match=r"guard=SpikeGuard\("):
-            lossscale.get(config)
+def test_what_is_no_guard_is_refused_with_what_to_write():
+    """Guards held loss scales in 3.1, and were loss scales."""
+    for held in ("dynamic", 1, DynamicLossScale()):
+        refused(r"holds no loss scale.*guard=SpikeGuard\(", SpikeGuard, held)
+    refused(r'"dynamic", guard=SpikeGuard\(\.\.\.\)', LossScaleEngine, SpikeGuard())
+    refused("`guard` must.*Pass an object, not its", LossScaleEngine, guard=SpikeGuard)
+    config = {"threshold": 6.0, "loss_scale": lossscale.serialize(FixedLossScale(1))}
+    config = {"class_name": "SpikeGuard", "config": config}
+    refused(r"guard=SpikeGuard\(", lossscale.get, config)
+    one, other = DynamicLossScale(), DynamicLossScale()
+    refused("must not hold another one.*guard=", setattr, one, "loss_scale", other)
 
-    @pytest.mark.parametrize("name", ["judge", "_judge", "adjust", "_adjust"])
-    def test_a_loss_scale_has_one_hook(self, name):
-        words = "next_state" if "adjust" in name else r"lossscale\.Guard.*guard="
-        mixin = type("Mixin", (), {name: lambda *_: None})
-        for bases in ((LossScale,), (DynamicLossScale,)):
-            with pytest.raises(
-                TypeError, match=f"own `{name}`.*{words}|`{name}`.*{words}"
-            ):
-                type("Mine", bases, {name: lambda *_: None})
-            with pytest.raises(TypeError, match=f"`{name}`, got one in Mine"):
-                type("Mine", (mixin, *bases), {})
-        with pytest.raises(TypeError, match=r"must not hold another one.*guard="):
-            DynamicLossScale().loss_scale = DynamicLossScale()
 
-    @pytest.mark.parametrize(
-        ("judge", "left_out_as", "words"),
-        [
-            (Judges.judge, "", "`left_out_as` must be a string .*, got '' for Mine"),
-            (Judges.judge, 3, "`left_out_as` must be a string .*, got 3 for Mine"),
-            (tiny, "x", r"arguments \(self, state, largest\), got \(largest\) for M"),
-            (np.histogram2d, "x", r"must take .*, got \(x, y, bins"),
-        ],
-    )
-    def test_a_class_is_checked_where_it_is_made(self, judge, left_out_as, words):
-        members = {"judge": judge, "left_out_as": left_out_as}
-        if judge is np.histogram2d:
-            members["judge"] = lambda x, y, bins, weights: (x, y, bins, weights)
-        with pytest.raises(TypeError, match=words):
-            type("Mine", (Guard,), members)
+@pytest.mark.parametrize("name", ["judge", "_judge", "adjust", "_adjust"])
+def test_a_loss_scale_has_one_hook(name):
+    words = "next_state" if "adjust" in name else r"lossscale\.Guard.*guard="
+    members = {name: lambda *_: None}
+    mixin = type("Mixin", (), members)
+    for base in (LossScale, DynamicLossScale):
+        refused(f"`{name}`.*{words}", type, "Mine", (base,), members)
+        refused(f"`{name}`, got one in Mine", type, "Mine", (mixin, base), {})
 
-    def test_the_base_is_abstract(self):
-        assert inspect.isabstract(Guard)
+
+@pytest.mark.parametrize(
+    ("judge", "left_out_as", "words"),
+    [
+        (Judges.judge, "", "`left_out_as` must be a string .*, got '' for Mine"),
+        (Judges.judge, 3, "`left_out_as` must be a string .*, got 3 for Mine"),
+        (tiny, "x", r"arguments \(self, state, largest\), got \(largest\) for M"),
+        (lambda x, y, *, z: x + y + z, "x", r"must take .*, got \(x, y, \*, z"),
+    ],
+)
+def test_a_guards_class_is_checked_where_it_is_made(judge, left_out_as, words):
+    members = {"judge": judge, "left_out_as": left_out_as}
+    refused(words, type, "Mine", (Guard,), members)
+    assert inspect.isabstract(Guard)
 
 
 def test_a_number_means_that_steps_are_checked(family):

@@ -7,8 +7,6 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lossscale import DynamicLossScale, FixedLossScale, SpikeGuard
 from lossscale.scales.adjustment import adjust_to_step
@@ -63,10 +61,9 @@ def draw(seed, steps=40):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_every_step_of_every_run_is_the_references(seed):
-    assert_as_reference(*draw(seed))
+def test_every_step_of_random_runs_is_the_references():
+    for seed in range(12):
+        assert_as_reference(*draw(seed))
 
 
 @pytest.mark.smoke
