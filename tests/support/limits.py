@@ -34,12 +34,7 @@ LIMITS = {
         _is("keras3", "keras2-new"),
         "only legacy optimizers work in a tf.compat.v1 graph, and Keras 3 has none",
     ),
-    "minimize": (IS_3, "Keras 3's optimizers have no minimize"),
     "experimental_aggregate_gradients": (IS_3, "Keras 3 always aggregates"),
-    "skip_gradients_aggregation": (
-        _is("keras3", "keras2-legacy"),
-        "Keras 3 always aggregates; legacy optimizers have another name for it",
-    ),
     "loss_scale_factor": (IS_2, "only Keras 3's optimizers have a loss_scale_factor"),
     "aggregation by argument": (
         _is("keras3", "keras2-new"),
@@ -54,10 +49,6 @@ LIMITS = {
         IS_2,
         "only Keras 3's optimizers accumulate gradients",
     ),
-    "MultiOptimizer": (
-        lambda family: not hasattr(family.optimizers, "MultiOptimizer"),
-        "an optimizer of later Keras 3",
-    ),
     "weight_decay": (
         _is_old_keras2((2, 11)),
         "legacy optimizers, and the experimental ones of 2.10, have no weight_decay",
@@ -65,10 +56,6 @@ LIMITS = {
     "gradient accumulation and EMA on replicas": (
         lambda family: family.name != "keras3" or is_older(family, (3, 15)),
         "Keras 2 accumulates nothing; older versions of Keras 3 fail otherwise",
-    ),
-    "gradients that are all new values": (
-        lambda family: family.name != "keras3" or is_older(family, (3, 10)),
-        "only Keras 3 has them, and before 3.10 takes no list of such alone, bare too",
     ),
     "convert_to_legacy_optimizer": (
         lambda family: family.name != "keras2-new" or TENSORFLOW < (2, 13),
@@ -104,10 +91,6 @@ LIMITS = {
     "fit over replicas": (
         lambda family: getattr(family.keras, "__version__", "2").startswith("3.6."),
         "Keras 3.6 divides no loss by the number of replicas: other weights, bare too",
-    ),
-    "a progress bar behind other callbacks": (
-        lambda _: TENSORFLOW < (2, 5),
-        "Keras puts its progress bar in front of all callbacks before TensorFlow 2.5",
     ),
     "the pages": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),
