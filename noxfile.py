@@ -60,7 +60,7 @@ class Version(NamedTuple):
 CONFORMANCE = (
     "tests/scales/test_every_loss_scale.py",
     "tests/optimizer/test_loops_in_every_mode.py",
-    "tests/optimizer/test_persistence.py",
+    *("tests/optimizer/test_routes.py", "tests/optimizer/test_persistence.py"),
 )
 
 #: What can differ if the same TensorFlow and Keras are only installed in another way:

@@ -53,7 +53,8 @@ def pytest_collection_modifyitems(config, items):
 
     Quick tests have each value of each parameter once, with the first Keras. Slow ones
     have so many more that any two values meet, and one combination with another Keras,
-    in turn. `every` keeps all combinations. XLA compiles no smoke test: it takes long.
+    in turn. `every` keeps all combinations, and to `each_keras` a Keras is a parameter
+    like others. XLA compiles no smoke test: it takes long.
 
     A slow test runs, too, if the command line names it: by an id, or a file and -k.
     """
@@ -89,6 +90,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _has_first_keras(item):
+    if item.get_closest_marker("each_keras"):
+        return True
     given = item.callspec.params if hasattr(item, "callspec") else {}
     return given.get("family", FIRST) == FIRST
 

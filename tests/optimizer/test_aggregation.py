@@ -41,6 +41,7 @@ def sgd(family, way, aggregate):
     return Own(1.0)
 
 
+@pytest.mark.each_keras
 @each_way
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(family, way, loop):
@@ -78,6 +79,7 @@ def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(family, way
     assert int(optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.each_keras
 @each_way
 @pytest.mark.parametrize("loss_scale", [8.0, "dynamic"])
 def test_it_may_return_others(family, way, loss_scale):

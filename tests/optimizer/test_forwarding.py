@@ -1,19 +1,28 @@
-"""Each public attribute of Keras's own wrappers and of optimizers: whose it is here.
+"""Whose each public attribute of Keras's wrappers and of optimizers is, and what shows.
 
-They are listed by themselves: one that a new Keras adds fails these tests until it is
-known whether the wrapper, the inner optimizer or the loss scale must answer.
+The attributes are listed by themselves: one that a new Keras adds fails these tests
+until it is known whether the wrapper, the inner optimizer or the loss scale answers.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import gradients
-from limits import TENSORFLOW
+from exact import Trained, gradients
+from limits import LIMITS, TENSORFLOW
 from models import inner_variables, variable_of
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    FixedLossScaleManager,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+)
 from lossscale.runtime import keras_versions
 
 #: What the loss scale answers, DynamicLossScale(64, 7) here, and one that is fixed. A
@@ -73,9 +82,10 @@ def test_each_setting_is_the_inner_optimizers(family):
     assert {"clipnorm", "clipvalue", "iterations", "learning_rate"} <= seen
 
 
-def test_the_loss_scale_answers_for_itself(family):
+def test_the_loss_scale_answers_for_itself_and_is_not_set_on_the_wrapper(family):
     scale = DynamicLossScale(64, 7)
     optimizer, fixed = built(family, scale), built(family, FixedLossScale(8))
+    told = r"got 3 for .* DynamicLossScale\(\.\.\.\)\), or, to set the value"
     for name, (answer, of_fixed) in OF_THE_SCALE.items():
         found = getattr(optimizer, name)
         if isinstance(answer, str):
@@ -83,14 +93,25 @@ def test_the_loss_scale_answers_for_itself(family):
         else:
             assert found == answer, name
         assert getattr(fixed, name) == of_fixed, name
+    factor = ["loss_scale_factor"] if family.name == "keras3" else []
+    for name in [*OF_THE_SCALE, *factor]:
+        with pytest.raises(AttributeError, match=told):
+            setattr(optimizer, name, 3)
     assert made(family).initial_scale == 64.0  # before it is built, too
 
 
-@pytest.mark.parametrize("name", OF_THE_SCALE)
-def test_what_the_loss_scale_does_cannot_be_set_on_the_wrapper(family, name):
-    optimizer = built(family)
-    with pytest.raises(AttributeError, match=r"got 3 for .* DynamicLossScale\(\.\.\."):
-        setattr(optimizer, name, 3)
+@pytest.mark.peer_defect(15)
+def test_what_is_set_on_the_wrapper_is_set_on_the_inner_optimizer(family):
+    clips = ["clipnorm", "global_clipnorm", "clipvalue"]
+    has_decay = not LIMITS["weight_decay"][0](family)
+    for name in [*clips, "learning_rate", *(["weight_decay"] if has_decay else [])]:
+        trained = Trained(family, sizes=(1,))
+        setattr(trained.optimizer, name, 0.125)
+        for optimizer in (trained.optimizer, trained.optimizer.inner_optimizer):
+            assert float(np.array(getattr(optimizer, name))) == 0.125
+        if name in clips:
+            trained.apply(trained.scaled(4.0))
+            assert trained.subtracted() == 0.125
 
 
 def loss_of(variable):
@@ -155,6 +176,7 @@ METHODS = {
     "get_slot_names": lambda o, _v: sorted(o.get_slot_names()),
     "get_updates": lambda o, v: o.get_updates(loss_of(v[0]), v),
     "get_weights": lambda o, _v: o.get_weights(),
+    "iterations": lambda o, _v: setattr(o, "iterations", 7) or o.iterations,
     "load_own_variables": reloaded,
     "minimize": lambda o, v: o.minimize(lambda: loss_of(v[0]), v),
     "save_own_variables": lambda o, _v: [*stored(o).values()],
@@ -163,7 +185,7 @@ METHODS = {
     "variables": lambda o, _v: weights_of(o),
 }
 #: Attributes of that class.
-ATTRIBUTES = ["clipnorm", "clipvalue", "global_clipnorm", "iterations"]
+ATTRIBUTES = ["clipnorm", "clipvalue", "global_clipnorm"]
 ATTRIBUTES += ["learning_rate", "lr", "weights"]
 METHODS.update({n: lambda o, _v, name=n: getattr(o, name) for n in ATTRIBUTES})
 #: Methods that list all variables, those of the loss scale, too.
@@ -218,6 +240,7 @@ def public_of_bases(family):
     return public(base)
 
 
+@pytest.mark.each_keras
 @pytest.mark.every
 @pytest.mark.parametrize("is_built", [False, True], ids=["unbuilt", "built"])
 def test_each_method_answers_as_the_bare_optimizers(family, is_built):
@@ -235,16 +258,69 @@ def test_each_method_answers_as_the_bare_optimizers(family, is_built):
     assert differ == {}
 
 
-def test_iterations_are_set_as_on_a_bare_optimizer(family):
-    def outcome(optimizer):
-        """Returns what `iterations` are once they were set, or the error."""
-        try:
-            optimizer.iterations = 7
-        except Exception as error:
-            return type(error), str(error)
-        return optimizer.iterations
+@pytest.mark.each_keras
+def test_the_second_argument_is_a_name_or_what_the_inner_optimizer_has_there(family):
+    seen = []
 
-    bare = family.optimizers.SGD(0.25)
-    assert outcome(made(family)) == outcome(bare)
+    class Clips(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, clip_norm=None, **kwargs):
+            seen.append(clip_norm)
+            kwargs.pop("name", None)
+            return super().apply_gradients(grads_and_vars, **kwargs)
+
+    for kind, second in itertools.product(
+        (Clips, family.optimizers.SGD), (1.0, "name")
+    ):
+        variable = variable_of(family, 2.0)
+        optimizer = LossScaleOptimizer(kind(1.0), 8.0)
+        optimizer.build([variable])
+        optimizer.apply_gradients(pairs_for(optimizer, [variable]), second)
+        assert float(np.array(variable)) == 0.0
+    assert seen == [1.0 if family.name != "keras3" else None, None]
+
+
+def test_the_signature_of_a_subclass_is_its_own(family):
+    class Mine(type(LossScaleOptimizer(family.optimizers.SGD()))):
+        def __init__(self, inner_optimizer, clip):
+            super().__init__(inner_optimizer, 8.0)
+            self._clip = clip
+
+    assert list(inspect.signature(Mine).parameters) == ["inner_optimizer", "clip"]
+    assert Mine(family.optimizers.SGD(), 2.0).loss_scale == 8.0
+
+
+def test_wrappers_managers_and_monitors_show_what_they_are(family):
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(), DynamicLossScale(64))
+    assert repr(optimizer).startswith("LossScaleOptimizer(Adam, DynamicLossScale(")
+    assert "current_loss_scale=64.0" in repr(optimizer)
+    with pytest.raises(TypeError, match="got a LossScaleOptimizer around a A") as told:
+        LossScaleOptimizer(optimizer)
+    assert "DynamicLossScale(" not in str(told.value)
+    manager = FixedLossScaleManager(8)
+    assert repr(manager).startswith("FixedLossScaleManager(FixedLossScale(")
+    monitor = LossScaleMonitor(3, every=2)
+    assert repr(monitor).startswith("LossScaleMonitor(patience=3, on_stall='warn', ev")
+
+
+def test_private_names_that_programs_read(family):
+    scale = DynamicLossScale(64)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(), scale)
+    assert float(optimizer._loss_scale().numpy()) == 64
+    assert optimizer._loss_scale._current_loss_scale is scale.current_loss_scale
+    assert optimizer._loss_scale._num_good_steps is scale.good_steps
+    with pytest.raises(AttributeError):
+        scale._num_good_steps = 3
     if family.name == "keras2-legacy":
-        assert outcome(made(family)) == 7
+        assert float(optimizer._decayed_lr("float32").numpy()) == float(
+            np.float32(0.01)
+        )
+
+
+def test_an_optimizer_that_clips_what_it_computes_is_refused(family):
+    # TensorFlow Privacy's clip gradients of each example as they compute them.
+    kind = type("Dp", (family.optimizers.SGD,), {"__module__": "tensorflow_privacy.x"})
+    for private in (kind, type("Mine", (kind,), {"__module__": "mine"})):
+        with pytest.raises(ValueError, match=r"`inner_optimizer` must not clip"):
+            LossScaleOptimizer(private(0.1))
+    # One that clips when it applies, as all of Keras's can, sees the true gradients.
+    LossScaleOptimizer(family.optimizers.SGD(0.1, clipnorm=1.0))

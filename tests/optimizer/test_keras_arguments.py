@@ -57,6 +57,7 @@ def fixed(value):
 
 
 @pytest.mark.smoke
+@pytest.mark.each_keras
 def test_keras_own_wrapper_and_its_config_are_taken(family):
     """Before the wrapper is built. Keras 3's has no fixed loss scale."""
     cases = [
@@ -84,11 +85,7 @@ def test_keras_own_wrapper_and_its_config_are_taken(family):
             assert float(optimizer.learning_rate.numpy()) == 0.25
             assert_wraps_sgd(family, optimizer)
         assert optimizer.inner_optimizer is wrapper.inner_optimizer
-
-
-def test_a_config_of_keras_own_keeps_its_name(family):
-    config = {**keras_own(family).get_config(), "name": "mine"}
-    assert LossScaleOptimizer.from_config(config).name == "mine"
+        assert taken({**config, "name": "mine"}).name == "mine"
 
 
 def test_the_config_of_tensorflow_2_3_is_taken(family):
@@ -143,6 +140,12 @@ CALLS = [
     (given(64.0, 7), dynamic(initial_loss_scale=64, increment_period=7)),
     (given(64.0), fixed(64)),
     (given("dynamic"), dynamic()),
+    # A name is a name in any order.
+    (given("dynamic", "mine"), dynamic()),
+    (given(64.0, 7, "mine"), dynamic(initial_loss_scale=64, increment_period=7)),
+    (given(True, "mine", 7), dynamic(increment_period=7)),
+    (given(True, name="mine"), dynamic()),
+    (given(name="mine", initial_scale=8.0), dynamic(initial_loss_scale=8)),
 ]
 
 
@@ -153,75 +156,58 @@ def test_arguments_of_keras_own_are_taken(family, arguments, expected):
     for cls in (LossScaleOptimizer, own):
         optimizer = cls(family.optimizers.SGD(0.25), *args, **kwargs)
         assert optimizer.loss_scale.get_config() == expected
-        assert optimizer.name == "loss_scale_optimizer"
+        is_named = "mine" in (*args, *kwargs.values())
+        assert optimizer.name == ("mine" if is_named else "loss_scale_optimizer")
         # The config is in our words, and says the same.
         config = json.loads(json.dumps(optimizer.get_config()))
         assert sorted(config) == ["inner_optimizer", "loss_scale", "name"]
         assert taken(config).loss_scale.get_config() == expected
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        given("dynamic", "mine"),
-        given(64.0, 7, "mine"),
-        given(True, "mine", 7),
-        given(True, name="mine"),
-        given(name="mine", initial_scale=8.0),
-    ],
-    ids=repr,
-)
-def test_a_name_is_a_name_in_any_order(family, arguments):
-    args, kwargs = arguments
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), *args, **kwargs)
-    assert optimizer.name == "mine"
-    assert isinstance(optimizer.loss_scale, DynamicLossScale)
+#: Calls that are refused, the error and its words.
+REFUSED = [
+    (given(dynamic=False), ValueError, "`initial_scale` .* got None. Write Loss"),
+    (given(False), ValueError, "`loss_scale` must .* got False. Write"),
+    (
+        given(False, 64, 7),
+        ValueError,
+        "`dynamic_growth_steps` must be None with dynamic=False, got 7. Leave",
+    ),
+    (given(dynamic="dynamic"), TypeError, "`dynamic` .* got 'dynamic'"),
+    (given(dynamic=1), TypeError, "`dynamic` must be True or False, got 1"),
+    (given(initial_scale="8"), TypeError, "`initial_scale` .* got '8'"),
+    (given(True, -1), ValueError, "`initial_scale` must be positive.* got -1"),
+    (given(8.0, 0), ValueError, "`dynamic_growth_steps` .* got 0"),
+    (given(True, dynamic=False), TypeError, "`dynamic` .* once, got True by pos"),
+    (
+        given(loss_scale="fixed", dynamic=True),
+        TypeError,
+        "`dynamic` must not .* `loss_scale`, got dynamic=True and .* Leave out",
+    ),
+    (given(8.0, initial_scale=8.0), TypeError, "`initial_scale` must not .*_scale"),
+    (given(None, dynamic=True), TypeError, "`dynamic` must not .*_scale=None"),
+    (given(True, True), TypeError, "`initial_scale` must be a number, got True"),
+    (
+        given(loss_scale=True, name=True),
+        TypeError,
+        "`name` must be a string, got True",
+    ),
+    (given(True, name=64.0), TypeError, "`name` must be a string, got 64.0"),
+    (given(64.0, name=7), TypeError, "`name` must be a string, got 7"),
+    (
+        given(clipnorm=1.0),
+        ValueError,
+        r"`clipnorm` must be set on .*inner.*SGD\(..., clipnorm=1.0\)",
+    ),
+    (
+        given(dynamik=True),
+        TypeError,
+        "`dynamik` .*one of .*communication_dtype, guard.*, got",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (given(dynamic=False), ValueError, "`initial_scale` .* got None. Write Loss"),
-        (given(False), ValueError, "`loss_scale` must .* got False. Write"),
-        (
-            given(False, 64, 7),
-            ValueError,
-            "`dynamic_growth_steps` must be None with dynamic=False, got 7. Leave",
-        ),
-        (given(dynamic="dynamic"), TypeError, "`dynamic` .* got 'dynamic'"),
-        (given(dynamic=1), TypeError, "`dynamic` must be True or False, got 1"),
-        (given(initial_scale="8"), TypeError, "`initial_scale` .* got '8'"),
-        (given(True, -1), ValueError, "`initial_scale` must be positive.* got -1"),
-        (given(8.0, 0), ValueError, "`dynamic_growth_steps` .* got 0"),
-        (given(True, dynamic=False), TypeError, "`dynamic` .* once, got True by pos"),
-        (
-            given(loss_scale="fixed", dynamic=True),
-            TypeError,
-            "`dynamic` must not .* `loss_scale`, got dynamic=True and .* Leave out",
-        ),
-        (given(8.0, initial_scale=8.0), TypeError, "`initial_scale` must not .*_scale"),
-        (given(None, dynamic=True), TypeError, "`dynamic` must not .*_scale=None"),
-        (given(True, True), TypeError, "`initial_scale` must be a number, got True"),
-        (
-            given(loss_scale=True, name=True),
-            TypeError,
-            "`name` must be a string, got True",
-        ),
-        (given(True, name=64.0), TypeError, "`name` must be a string, got 64.0"),
-        (given(64.0, name=7), TypeError, "`name` must be a string, got 7"),
-        (
-            given(clipnorm=1.0),
-            ValueError,
-            r"`clipnorm` must be set on .*inner.*SGD\(..., clipnorm=1.0\)",
-        ),
-        (
-            given(dynamik=True),
-            TypeError,
-            "`dynamik` .*one of .*communication_dtype, guard.*, got",
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), REFUSED, ids=str)
 def test_wrong_arguments_are_told_before_anything_exists(
     family, monkeypatch, arguments, error, message
 ):
@@ -286,19 +272,16 @@ def test_a_scale_below_the_floor_stays(family):
         LossScaleOptimizer.from_keras(zero)
 
 
-def test_what_is_no_wrapper_of_keras_is_told(family):
+@pytest.mark.each_keras
+def test_from_keras_tells_what_it_does_not_take(family):
     ours = LossScaleOptimizer(family.optimizers.SGD(0.25))
     with pytest.raises(TypeError, match=r"`optimizer` must be .*lossscale's as it is"):
         LossScaleOptimizer.from_keras(ours)
     for other in (family.optimizers.SGD(0.25), None, 8.0):
         with pytest.raises(TypeError, match=r"`optimizer` must be .* got .*Wrap an"):
             LossScaleOptimizer.from_keras(other)
-
-
-def test_in_a_graph_it_is_told(family):
-    if family.name != "keras2-legacy":
-        pytest.skip("other optimizers are of no use in a graph")
-    with tf.Graph().as_default():
-        own = keras_own(family)
-        with pytest.raises(RuntimeError, match=r"`from_keras` must be called eagerly"):
-            LossScaleOptimizer.from_keras(own)
+    if family.name == "keras2-legacy":  # other optimizers are of no use in a graph
+        with tf.Graph().as_default():
+            own = keras_own(family)
+            with pytest.raises(RuntimeError, match=r"`from_keras` must be called eag"):
+                LossScaleOptimizer.from_keras(own)

@@ -72,7 +72,10 @@ def test_variables_are_keras_variables_of_the_loss_scale(family):
 
 
 class TestAnH5File:
-    """Keras 3 builds the optimizer of an .h5 file before it knows the variables."""
+    """Keras 3 builds the optimizer of an .h5 file before it knows the variables.
+
+    That it is restored whole is in test_routes.py.
+    """
 
     @pytest.fixture
     def saved(self, family, rng, tmp_path):
@@ -85,24 +88,13 @@ class TestAnH5File:
         model.save(path)
         return model, path
 
-    def test_it_is_restored_whole(self, family, rng, saved):
-        model, path = saved
-        other = family.keras.models.load_model(path)
-        other.run_eagerly = True  # files do not hold it
-        assert scale_state(other.optimizer) == scale_state(model.optimizer)
-        assert int(other.optimizer.iterations.numpy()) == 4
-        x, y = data(rng)
-        for _ in range(2):
-            for each in (model, other):
-                each.fit(x, y, **QUIET)
-            assert_same(whole_state(other), whole_state(model))
-
-    def test_what_was_set_since_stays(self, family, saved):
+    def test_what_was_set_since_stays_and_slots_of_other_variables_are_told(
+        self, family, saved
+    ):
         model, path = saved
         other = family.keras.models.load_model(path)
         other.optimizer.learning_rate = 0.5
         other.optimizer.iterations.assign(9)
-        other.optimizer.loss_scale.current_loss_scale.assign(4.0)
         # The new wrapper has the same inner optimizer.
         optimizer = other.optimizer.with_loss_scale(DynamicLossScale(2.0))
         optimizer.build(other.trainable_variables)
@@ -111,6 +103,12 @@ class TestAnH5File:
         assert float(optimizer.loss_scale) == 2.0
         expected = model.optimizer.inner_optimizer.variables[2:]
         assert_same([v.numpy() for v in variables[2:]], [v.numpy() for v in expected])
+        optimizer = family.keras.models.load_model(path).optimizer
+        with pytest.warns(LossScaleWarning, match="do not fit the variables"):
+            optimizer.build([variable_of(family, np.ones([3], np.float32))])
+        assert optimizer.built
+        slots = optimizer.inner_optimizer.variables[2:]
+        assert not any(np.any(slot.numpy()) for slot in slots)
 
     def test_a_file_written_before_it_is_built_is_told(self, family, saved, tmp_path):
         model, path = saved
@@ -121,17 +119,7 @@ class TestAnH5File:
         with warnings.catch_warnings():
             warnings.simplefilter("error", LossScaleWarning)
             other.save(str(tmp_path / "second.keras"))
-        third = family.keras.models.load_model(str(tmp_path / "second.keras"))
-        assert_same(whole_state(third), whole_state(model))
-
-    def test_slots_of_other_variables_are_told(self, family, saved):
-        _, path = saved
-        optimizer = family.keras.models.load_model(path).optimizer
-        with pytest.warns(LossScaleWarning, match="do not fit the variables"):
-            optimizer.build([variable_of(family, np.ones([3], np.float32))])
-        assert optimizer.built
-        slots = optimizer.inner_optimizer.variables[2:]
-        assert not any(np.any(slot.numpy()) for slot in slots)
+        assert_same(whole_state(other), whole_state(model))
 
     def test_no_other_call_takes_weights_before_the_build(self, family):
         only_keras3(family)
@@ -166,40 +154,14 @@ class TestAnH5File:
         ]
 
 
-@pytest.mark.parametrize(
-    "eagerly",
-    [
-        pytest.param(False, id="graph", marks=pytest.mark.slow),
-        pytest.param(True, id="eager"),
-    ],
-)
-def test_an_apply_gradients_of_the_inner_optimizers_own_is_called(family, eagerly):
-    class Centralizing(family.optimizers.SGD):
-        def apply_gradients(self, grads_and_vars, *args, **kwargs):
-            pairs = [(g - tf.reduce_mean(g), v) for g, v in grads_and_vars]
-            return super().apply_gradients(pairs, *args, **kwargs)
-
-    weights = []
-    for wrap in (False, True):
-        optimizer = Centralizing(0.125)
-        optimizer = LossScaleOptimizer(optimizer, 64.0) if wrap else optimizer
-        model = regression(family, optimizer, run_eagerly=eagerly)
-        model.fit(*data(np.random.default_rng(1)), **QUIET)
-        weights.append(model.get_weights())
-    assert_same(*weights)
-    plain = regression(family, family.optimizers.SGD(0.125))
-    plain.fit(*data(np.random.default_rng(1)), **QUIET)
-    assert not np.array_equal(plain.get_weights()[0], weights[0][0])
-
-
+#: Of a gradient, and of its variable. Rows of a table are in test_engine.py.
 SHAPES = [([3], [1]), ([1], [3]), ([], [3]), ([3], [2, 3]), ([2, 1], [2, 3])]
 
 
-@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize(("of_grad", "of_variable"), SHAPES)
 def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
-    family, kind, of_grad, of_variable, in_graph
+    family, kind, of_grad, of_variable
 ):
     def after_a_step(optimizer):
         """Returns the variables after a step, and the error if there is one."""
@@ -214,7 +176,7 @@ def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
             optimizer.apply_gradients(zip(grads, found))
 
         try:
-            (tf.function(step) if in_graph else step)()
+            tf.function(step)()
         except (ValueError, tf.errors.InvalidArgumentError) as error:
             return found, error
         return found, None
@@ -238,13 +200,3 @@ def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
     assert scale_state(optimizer) == before
     np.testing.assert_array_equal(found[0].numpy(), [1.0, 2.0])
     assert optimizer.iterations.numpy() == 0
-
-
-def test_rows_of_a_wrong_length_are_no_good_step(family):
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
-    variables = [variable_of(family, np.ones([4, 3], np.float32), name="w")]
-    optimizer.build(variables)
-    grad = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 2]), tf.constant([4, 3]))
-    with pytest.raises(ValueError, match=r"got \(2, 2\) for 'w'"):
-        optimizer.apply_gradients([(grad, variables[0])])
-    assert optimizer.loss_scale.good_steps.numpy() == 0

@@ -1,4 +1,7 @@
-"""LossScaleOptimizer in custom loops of both kinds, on every Keras."""
+"""What a custom loop may do with a wrapped optimizer, on every Keras.
+
+That both kinds of loops train in every mode is in test_loops_in_every_mode.py.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import S, Trained, clip, gradients, heard
-from limits import skip_without
 from models import built, compiled, variable_of
 
-from lossscale import (
-    DynamicLossScale,
-    LossScale,
-    LossScaleOptimizer,
-    LossScaleWarning,
-)
+from lossscale import DynamicLossScale, LossScale
 from lossscale.runtime.keras_versions import variable_name
 
-INF = float("inf")
-#: The gradients of a step, and those with an infinity among them.
-GOOD, BAD = [0.5] * 4, [INF, 0.5, 0.5, 0.5]
+INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph"]
-#: For what XLA may run otherwise: branches, and what is kept from one list to the next.
-AND_XLA = [*MODES, "xla"]
-XLA_LATER = [*MODES, pytest.param("xla", marks=pytest.mark.slow)]
-#: A loop of Keras 2 unscales, and one of Keras 3 does not.
-loops = pytest.mark.parametrize(
-    "get", [Trained.unscaled, Trained.scaled], ids=["keras2", "keras3"]
-)
 
 
 @pytest.fixture
@@ -36,76 +24,83 @@ def trained(family):
     return Trained(family)
 
 
-@pytest.mark.smoke
-@pytest.mark.peer_defect(24)
-@pytest.mark.parametrize("mode", AND_XLA)
-def test_clipping_cannot_hide_an_overflow(trained, mode):
-    step = compiled(lambda factor: trained.apply(clip(trained.unscaled(factor))), mode)
-    for factor, subtracted in (([-2.0] * 4, -1.0), (BAD, -1.0), (GOOD, -0.5)):
-        step(tf.constant(factor))
-        assert trained.subtracted() == subtracted
-    assert trained.state() == (S / 2, 1, 1)
+# What a step makes of a list of gradients, or of two.
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_user_can_make_a_finite_gradient_bad(trained, mode):
-    def step(spoil):
-        trained.apply([grad * spoil for grad in trained.unscaled(0.5)])
-
-    compiled(step, mode)(tf.constant(np.nan))
-    assert trained.subtracted() == 0.0
-    assert trained.state() == (S / 2, 0, 1)
+def spoil(trained, factor):
+    """The user's own operations can make a finite gradient bad."""
+    trained.apply([grad * factor for grad in trained.unscaled(0.5)])
 
 
-@pytest.mark.parametrize("mode", XLA_LATER)
-def test_flags_of_several_unscalings_are_anded(family, mode):
-    trained = Trained(family, sizes=(4, 2))
+def unscale_in_parts(trained, factor):
+    """One part is bad, and clipped: the list is skipped."""
     unscale = trained.optimizer.get_unscaled_gradients
-
-    def step(factor):
-        one, two = trained.scaled(0.5)
-        one, two = unscale([one * factor]), unscale([two])
-        trained.apply([*clip(one), *two])
-
-    step = compiled(step, mode)
-    for factor in (1.0, np.nan):
-        step(tf.constant(factor))
-        assert trained.subtracted() == [0.5, 0.5]
+    one, two = trained.scaled(0.5)
+    one, two = unscale([one * factor]), unscale([two])
+    trained.apply([*clip(one), *two])
 
 
-@pytest.mark.parametrize("unscales", [True, False])
-@pytest.mark.parametrize("mode", XLA_LATER)
-def test_two_lists_of_one_loss_are_applied_or_skipped_each(family, unscales, mode):
-    """The scale grows in between. Both are divided by what multiplied the loss."""
-    trained = Trained(family, DynamicLossScale(S, 1, hysteresis=5))
+def apply_two_lists(trained, factor):
+    """Of one loss: each is applied or skipped, and divided by what multiplied it."""
+    good = trained.scaled(0.5)
+    for grads in ([grad * factor for grad in good], good):
+        trained.apply(grads)
 
-    def step(factor):
-        (grad,) = trained.scaled(0.5)
-        for grads in ([grad * factor], [grad]):
-            if unscales:
-                grads = trained.optimizer.get_unscaled_gradients(grads)  # noqa: PLW2901
-            trained.apply(grads)
 
-    step = compiled(step, mode)
-    for factor, subtracted in ((1.0, 1.0), (INF, 1.5)):
-        step(tf.constant(factor))
-        assert trained.subtracted() == subtracted
+def unscale_and_apply_two_lists(trained, factor):
+    good = trained.scaled(0.5)
+    for grads in ([grad * factor for grad in good], good):
+        trained.apply(trained.optimizer.get_unscaled_gradients(grads))
+
+
+def apply_a_list_again(trained, factor):
+    """The second unscaling tells nothing of the first one's gradients."""
+    good = trained.scaled(0.5)
+    bad = trained.optimizer.get_unscaled_gradients([grad * factor for grad in good])
+    trained.apply(bad)
+    trained.optimizer.get_unscaled_gradients(good)
+    trained.apply(bad)
+
+
+def reset_what_accumulates(trained, factor, change=list):
+    """Before the apply: what was unscaled is what the variable held then."""
+    for total, grad in zip(trained.totals, trained.scaled(factor)):
+        total.assign_add(grad)
+    grads = trained.optimizer.get_unscaled_gradients(trained.totals)
+    for total in trained.totals:
+        total.assign(tf.zeros_like(total))
+    trained.apply(change(grads))
+
+
+def reset_and_clip(trained, factor):
+    reset_what_accumulates(trained, factor, clip)
+
+
+#: A step -> what was subtracted after a step with each factor, and the skipped steps.
+STEPS = {
+    spoil: ({1.0: 0.5, NAN: 0.5}, 1),
+    unscale_in_parts: ({1.0: 0.5, NAN: 0.5}, 1),
+    apply_two_lists: ({1.0: 1.0, INF: 1.5}, 1),
+    unscale_and_apply_two_lists: ({1.0: 1.0, INF: 1.5}, 1),
+    apply_a_list_again: ({INF: 0.0, 1.0: 1.0}, 2),
+    reset_what_accumulates: ({1.0: 1.0, INF: 1.0, 0.5: 1.5}, 1),
+    reset_and_clip: ({1.0: 1.0, INF: 1.0, 0.5: 1.5}, 1),
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_list_applied_again_is_looked_at_again(trained, mode):
-    """The second unscaling tells nothing of the first one's gradients."""
-
-    def step(factor):
-        (grad,) = trained.scaled(0.5)
-        first = trained.optimizer.get_unscaled_gradients([grad * factor])
-        trained.apply(first)
-        trained.optimizer.get_unscaled_gradients([grad])
-        trained.apply(first)
-
-    compiled(step, mode)(tf.constant(INF))
-    assert trained.subtracted() == 0.0
-    assert trained.state()[2] == 2
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_what_is_bad_is_skipped_whatever_a_step_does_with_its_lists(family, step, mode):
+    """The loss scale grows with each apply: no number fits but the loss's own."""
+    expected, skipped = STEPS[step]
+    trained = Trained(family, DynamicLossScale(S, 1, hysteresis=5), sizes=(4, 2))
+    trained.totals = [tf.Variable(tf.zeros([size])) for size in (4, 2)]
+    take = compiled(lambda factor: step(trained, factor), mode)
+    for factor, subtracted in expected.items():
+        take(tf.constant(factor))
+        assert trained.subtracted() == [subtracted] * 2
+    assert trained.state()[2] == skipped
+    assert float(trained.optimizer.loss_scale) > S
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -119,9 +114,16 @@ def test_unscaling_twice_is_an_error(trained, mode):
 
 
 @pytest.mark.peer_defect(8)
+@pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_loss_that_was_never_scaled_is_told_of_once(trained, mode):
-    step = compiled(lambda: trained.apply([tf.constant(GOOD)]), mode)
+def test_a_loss_that_was_never_scaled_is_told_of_once(trained, mode, unscales):
+    def step():
+        grads = [tf.fill([4], S if unscales else 1.0)]
+        if unscales:  # that is no scaling
+            grads = trained.optimizer.get_unscaled_gradients(grads)
+        trained.apply(grads)
+
+    step = compiled(step, mode)
     with heard() as told:
         for _ in range(2):
             step()
@@ -130,19 +132,13 @@ def test_a_loss_that_was_never_scaled_is_told_of_once(trained, mode):
     assert message.startswith(f"LossScaleOptimizer for {name!r}: The loss was never")
     assert "optimizer.scale_loss" in message
     assert "# <- add" in message
-    assert trained.subtracted() == 1.0
+    assert trained.subtracted() == 2.0
 
 
-@pytest.mark.peer_defect(8)
-def test_unscaling_alone_is_not_scaling(trained):
-    grads = trained.optimizer.get_unscaled_gradients([tf.fill([4], S)])
-    with pytest.warns(LossScaleWarning, match="never scaled"):
-        trained.apply(grads)
-    assert trained.subtracted() == 1.0
-
-
-@loops
-def test_a_flag_of_one_trace_never_reaches_another(family, get):
+@pytest.mark.parametrize(
+    "get", [Trained.unscaled, Trained.scaled], ids=["keras2", "keras3"]
+)
+def test_what_one_trace_has_seen_never_reaches_another(family, get):
     trained = Trained(family, DynamicLossScale(S, 1))
 
     def abandoned():  # scaled, never applied
@@ -157,6 +153,10 @@ def test_a_flag_of_one_trace_never_reaches_another(family, get):
             assert trained.subtracted() == before + 0.5
 
 
+# What apply returns, and what it refuses.
+
+
+@pytest.mark.each_keras
 @pytest.mark.parametrize("grads", [[], [None]], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_without_any_gradient_it_does_as_a_bare_optimizer(family, grads, mode):
@@ -179,6 +179,7 @@ def test_without_any_gradient_it_does_as_a_bare_optimizer(family, grads, mode):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.each_keras
 @pytest.mark.peer_defect(18)
 def test_apply_gradients_tells_the_true_iterations(trained):
     for factor, expected in ((1.0, 1), (INF, 1), (1.0, 2)):
@@ -186,6 +187,10 @@ def test_apply_gradients_tells_the_true_iterations(trained):
         returned = trained.optimizer.apply_gradients(pairs)
         assert int(returned.numpy()) == expected
         assert int(trained.optimizer.iterations.numpy()) == expected
+    scaled = trained.optimizer.get_scaled_loss(lambda: tf.constant(2.0))
+    assert float(scaled()) == 2.0 * float(
+        trained.optimizer.loss_scale
+    )  # a function is scaled when it is called
 
 
 @pytest.mark.peer_defect(17)
@@ -202,82 +207,44 @@ def test_float16_variables_at_a_scale_beyond_float16(family, unscales):
     assert float(np.array(variable.numpy())[0]) == float(np.float16(1 - 2.0**-11))
 
 
-def test_a_function_as_loss_is_scaled_when_it_is_called(trained):
-    scaled = trained.optimizer.get_scaled_loss(lambda: tf.constant(2.0))
-    assert float(scaled()) == 2.0 * S
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_minimize(family, trained, mode):
-    skip_without("minimize", family)
-    (variable,) = trained.variables
-
-    def loss():
-        return tf.reduce_sum(variable**2) / 4.0
-
-    def step():
-        trained.optimizer.minimize(loss, [variable])
-
-    compiled(step, mode)()
-    assert trained.subtracted() == 4.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_fixed_scale_builds_no_branch_and_no_check(family, mode):
+def test_a_fixed_scale_builds_no_branch_and_no_check(family):
     trained = Trained(family, 8.5)
-    step = compiled(lambda: trained.apply(trained.scaled(0.5)), mode)
+    step = tf.function(lambda: trained.apply(trained.scaled(0.5)))
     step()
     np.testing.assert_allclose(trained.subtracted(), 0.5)
-    if mode == "graph":
-        graph = step.get_concrete_function().graph
-        types = {op.type for op in graph.get_operations()}
-        assert not types & {"If", "StatelessIf", "IsFinite"}
+    operations = step.get_concrete_function().graph.get_operations()
+    assert not {op.type for op in operations} & {"If", "StatelessIf", "IsFinite"}
+
+
+# Loss scales that override `update`: one that returns a flag is in scales/test_own.py.
 
 
 class Doubling(LossScale):
-    """Overrides `update` whole, as TensorFlow's interface allowed."""
+    """Returns its variable, as one writes it without a thought."""
 
     def __init__(self):
         super().__init__()
         self._scale = self._add_weight("scale", 8.0, tf.float32)
 
     def __call__(self):
-        return tf.convert_to_tensor(self._scale)
+        return self._scale
 
     def update(self, grads):
-        is_finite = tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(grad)) for grad in tf.nest.flatten(grads)]
-        )
-        new = tf.where(is_finite, self._scale * 2, self._scale / 2)
-        return self._scale.assign(new, read_value=False), is_finite
+        del grads
+        return self._scale.assign(self._scale * 2, read_value=False), True
 
     def get_config(self):
         return {}
 
 
-class Bare(Doubling):
-    """Returns its variable, as one writes it without a thought."""
-
-    def __call__(self):
-        return self._scale
-
-
-class Shrugging(Doubling):
-    """Applies every step, and says so with the Python value True."""
-
-    def update(self, grads):
-        super().update(grads)
-        return None, True
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("divides", ["apply", "unscaled", "by hand"])
 def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
-    trained = Trained(family, Bare())
+    trained = Trained(family, Doubling())
 
-    def step():
+    def step(factor):
         scale = trained.optimizer.loss_scale
-        grads = gradients(lambda loss: loss * scale, 0.5, trained.variables)
+        grads = gradients(lambda loss: loss * scale, factor, trained.variables)
         if divides == "unscaled":
             grads = trained.optimizer.get_unscaled_gradients(grads)
         if divides == "by hand":
@@ -285,24 +252,19 @@ def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
         trained.apply(grads)
 
     step = compiled(step, mode)
-    for _ in range(2):
-        step()
-    assert trained.subtracted() == 1.0
-    assert float(trained.optimizer.loss_scale) == 32.0
+    for factor, subtracted in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
+        step(tf.constant(factor))  # it says True, but no infinity is applied
+        assert trained.subtracted() == subtracted
+    assert float(trained.optimizer.loss_scale) == 64.0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_update_that_says_true_applies_every_finite_step(family, mode):
-    trained = Trained(family, Shrugging())
-    step = compiled(lambda c: trained.apply(trained.scaled(c)), mode)
-    for coefficient in (1.0, INF, 1.0):
-        step(tf.constant(coefficient))
-    assert trained.subtracted() == 2.0
+# Rows of a table.
 
 
-def make_step_of_rows(optimizer, table, unscales, mode):
+def make_step_of_rows(optimizer, table, unscales):
     """Returns a step with a gradient of some rows of a table of 5 x 2."""
 
+    @tf.function
     def step(values, indices):
         scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), values.dtype)
         grads = [tf.IndexedSlices(values * scale, indices, tf.constant([5, 2]))]
@@ -311,32 +273,30 @@ def make_step_of_rows(optimizer, table, unscales, mode):
             assert isinstance(grads[0], tf.IndexedSlices)
         optimizer.apply_gradients(zip(grads, [table]))
 
-    return compiled(step, mode)
+    return step
 
 
 @pytest.mark.peer_defect(19)
 @pytest.mark.parametrize("unscales", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-def test_sparse_gradients(family, unscales, mode):
+def test_rows_are_looked_at_without_the_rest_of_the_table(family, unscales):
     optimizer, table = built(family, DynamicLossScale(8.0), np.ones([5, 2]))
-    step = make_step_of_rows(optimizer, table, unscales, mode)
+    step = make_step_of_rows(optimizer, table, unscales)
     rows = tf.constant([1, 3])
-    if mode == "graph" and family.name == "keras3":
+    if family.name == "keras3":
         graph = step.get_concrete_function(tf.ones([2, 2]), rows).graph
         made = [output.shape for op in graph.get_operations() for output in op.outputs]
         assert [5, 2] not in made  # nothing is made dense
     expected = np.array([[1, 1], [0.5, 0.5], [1, 1], [0.75, 0.75], [1, 1]])
-    for last in (0.25, np.nan):
+    for last in (0.25, NAN):
         step(tf.constant([[0.5, 0.5], [0.25, last]]), rows)
         np.testing.assert_array_equal(table.numpy(), expected)
 
 
 @pytest.mark.parametrize("unscales", [True, False])
-@pytest.mark.parametrize("mode", XLA_LATER)
-def test_equal_rows_of_float16_that_add_up_to_infinity(family, unscales, mode):
+def test_equal_rows_of_float16_that_add_up_to_infinity(family, unscales):
     scale, ones = DynamicLossScale(1), np.ones([5, 2])
     optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
-    step = make_step_of_rows(optimizer, table, unscales, mode)
+    step = make_step_of_rows(optimizer, table, unscales)
     values = tf.constant([[4e4, 0], [4e4, 1]], tf.float16)
     step(values, tf.constant([3, 3]))
     np.testing.assert_array_equal(table.numpy(), ones)
@@ -346,72 +306,3 @@ def test_equal_rows_of_float16_that_add_up_to_infinity(family, unscales, mode):
     step(values, tf.constant([3, 1]))
     assert scale.skipped_steps.numpy() == 1
     np.testing.assert_array_equal(table.numpy()[3], [1 - 40000 / 1024, 1])
-
-
-@pytest.mark.peer_defect(15)
-@pytest.mark.parametrize(
-    "name",
-    ["clipnorm", "global_clipnorm", "clipvalue", "weight_decay", "learning_rate"],
-)
-def test_settings_of_the_wrapper_are_the_inner_optimizers(family, name):
-    if name == "weight_decay":
-        skip_without(name, family)
-    trained = Trained(family, sizes=(1,))
-    setattr(trained.optimizer, name, 0.125)
-    for optimizer in (trained.optimizer, trained.optimizer.inner_optimizer):
-        assert float(np.array(getattr(optimizer, name))) == 0.125
-    if "clip" in name:
-        trained.apply(trained.scaled(4.0))
-        assert trained.subtracted() == 0.125
-
-
-def test_a_loss_scale_factor_on_the_wrapper_is_refused(family, trained):
-    skip_without("loss_scale_factor", family)
-    with pytest.raises(AttributeError, match=r"got 2.0 for .*, or, to set the value"):
-        trained.optimizer.loss_scale_factor = 2.0
-
-
-@pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("mode", XLA_LATER)
-def test_a_variable_that_accumulates_may_be_reset_before_the_apply(
-    trained, clips, mode
-):
-    optimizer, total = trained.optimizer, tf.Variable(tf.zeros([4]))
-
-    def step(factor):
-        total.assign_add(trained.scaled(factor)[0])
-        grads = optimizer.get_unscaled_gradients([total])
-        total.assign(tf.zeros([4]))
-        trained.apply(clip(grads) if clips else grads)
-
-    step = compiled(step, mode)
-    for factor in (1.0, INF, 1.0):
-        step(tf.constant(factor))
-        optimizer.loss_scale.current_loss_scale.assign(S)
-    assert trained.subtracted() == 2.0
-    assert trained.state()[2] == 1
-    assert [each.kind for each in optimizer.nonfinite_gradients()] == ["inf"]
-
-
-# tf.compat.v1 graphs: Keras 2's legacy optimizers only, newer ones cannot.
-
-
-@pytest.mark.every
-@pytest.mark.parametrize("clips", [False, True])
-def test_what_is_finite_is_applied_though_its_sum_is_not(family, clips):
-    skip_without("a tf.compat.v1 graph", family)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.Variable([0.0, 0.0])
-        loss_scale = DynamicLossScale(1.0)
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
-        factor = tf.compat.v1.placeholder(tf.float32, [2])
-        loss = optimizer.scale_loss(tf.reduce_sum(factor * variable))
-        grads = optimizer.get_unscaled_gradients(tf.gradients(loss, [variable]))
-        if clips:
-            grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-        train = optimizer.apply_gradients([(grads[0], variable)])
-        session.run(tf.compat.v1.global_variables_initializer())
-        for value, skipped in (([3e38, 3e38], 0), ([np.inf, 1.0], 1)):
-            session.run(train, {factor: value})
-            assert session.run(loss_scale.skipped_steps) == skipped
-            assert (session.run(variable) < 0.0).all()

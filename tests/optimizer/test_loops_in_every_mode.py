@@ -173,6 +173,9 @@ CASES = {
         fed=(1.0, NAN, 2.0),
     ),
     "a bad loss": Case(scale_and_apply, fed=(1.0, NAN, 2.0)),
+    "finite, of infinite sum": Case(
+        scale_and_apply, 1.0, lambda: DynamicLossScale(1.0, 1000), fed=(2.0**126,)
+    ),
 }
 
 
@@ -185,6 +188,7 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.smoke
 @pytest.mark.peer_defect(1)
 @pytest.mark.peer_defect(16)
+@pytest.mark.peer_defect(24)
 @each_case
 @pytest.mark.parametrize("mode", MODES)
 def test_it_trains_as_a_bare_optimizer_and_skips_what_is_bad(

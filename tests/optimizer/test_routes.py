@@ -1,120 +1,355 @@
-"""Routes of `fit`: a run that is saved and resumed ends as one that never stopped.
+"""Every route to disk keeps the whole state, whatever has happened to an optimizer.
 
-A run of four epochs is interrupted after two, when each route has written it. What is
-read back and trained for the other two must end in the same bits: weights, slots, the
-loss scale, its counters. At the interruption good steps, bad steps and skipped steps
-are all under way.
+Wrapped late, loss scales and guards that are replaced, shared, copied, read from files:
+then the optimizer is saved by each route, another is made of its config, and both go on
+alike: weights, slots, the loss scale, the guard, counters, what is known of bad losses.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+
+import numpy as np
 import pytest
 import tensorflow as tf
-from installed import families
-from interrupted import EPOCHS, HALF, fit, fresh
+from exact import of_loss
+from guards import Judges, tiny
 from limits import skip_without
-from models import assert_same, checkpoint_of, scale_state, whole_state
-from routes import backup_and_restore
+from models import checkpoint_of, optimizer_state, variable_of
+from routes import ROUTES, backup_and_restore, there, weights_of
 
-from lossscale import LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    HeadroomLossScale,
+    LossScaleOptimizer,
+    SpikeGuard,
+)
 
-#: Files that a program writes itself are in test_histories.py and test_cut_runs.py.
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", params=families(), ids=lambda family: family.name)
-def family(request):
-    """The kind of optimizers: all its tests read what one run has saved."""
-    return request.param
-
-
-def manager(model, folder):
-    folder = str(folder / "manager")
-    return tf.train.CheckpointManager(checkpoint_of(model), folder, max_to_keep=2)
+INF, NAN = float("inf"), float("nan")
+#: By letter the loss and the gradient of a step: good, a bad loss, an overflow, a spike
+#: and one that is so small that `tiny` leaves it out.
+STEPS = {"T": (1, 1), "N": (NAN, NAN), "O": (1, INF), "S": (1, 2**9), "t": (1, 0.25)}
+TAIL = "TNTTSOTTtNNTSTT"
 
 
-def name_of_weights(family):
-    """Returns the name that a file of weights has which holds the optimizer too."""
-    return "each.weights.h5" if family.name == "keras3" else "each"
+class Tiny(Judges):
+    """A user's guard, which leaves small steps out."""
+
+    def __init__(self):
+        super().__init__(tiny)
 
 
-@pytest.fixture(scope="module")
-def saved(family, tmp_path_factory):
-    """Returns where half of a run is written by every route, and its end's state."""
-    folder, half = tmp_path_factory.mktemp("saved"), {}
-
-    class Stop(family.keras.callbacks.Callback):
-        """Writes and stops between two epochs."""
-
-        def on_epoch_begin(self, epoch, logs=None):
-            del logs
-            if epoch == HALF:
-                manager(self.model, folder).save()
-                half.update(scale_state(self.model.optimizer))
-                raise InterruptedError
-
-    each_epoch = family.keras.callbacks.ModelCheckpoint
-    callbacks = [
-        backup_and_restore(family, folder / "backup"),
-        each_epoch(str(folder / "each.keras")),
-        each_epoch(str(folder / name_of_weights(family)), save_weights_only=True),
-        Stop(),
-    ]
-    with pytest.raises(InterruptedError):
-        fit(fresh(family), 0, EPOCHS, *callbacks)
-    whole = fresh(family)
-    new = scale_state(whole.optimizer)
-    fit(whole, 0, EPOCHS)
-    end = scale_state(whole.optimizer)
-    for name in ("current_loss_scale", "good_steps", "bad_steps", "skipped_steps"):
-        assert half[name] != new[name]
-        assert half[name] != end[name] or name == "good_steps"
-    return folder, whole_state(whole)
-
-
-def read_newest(family, folder):
-    model = fresh(family, built=True)
-    assert manager(model, folder).restore_or_initialize()
-    return model
-
-
-def read_weights(family, path):
-    model = fresh(family, built=True)
-    model.load_weights(str(path))
-    return model
-
-
-#: Route -> (the feature in limits.py, how to read it).
-ROUTES = {
-    "manager, after build": (None, read_newest),
-    "ModelCheckpoint": (
-        "an optimizer in a .keras file",
-        lambda f, d: f.keras.models.load_model(str(d / "each.keras")),
+SCALES = {
+    "search": lambda: DynamicLossScale(2.0**4, 3, search_period=1),
+    "window": lambda: DynamicLossScale(
+        2.0**6, 2, overflow_tolerance=0.5, backoff_cooldown=2, hysteresis=2
     ),
-    "ModelCheckpoint, weights": (
-        None,
-        lambda f, d: read_weights(f, d / name_of_weights(f)),
-    ),
+    "headroom": lambda: HeadroomLossScale(2.0**8),
+    "fixed": lambda: FixedLossScale(8.0, skip_nonfinite=True),
 }
+GUARDS = {
+    "none": lambda: None,
+    "kept": lambda: "kept",
+    "spike": lambda: SpikeGuard(window=3),
+    "wide": lambda: SpikeGuard(window=5),
+    "own": Tiny,
+}
+CUSTOM = {"Tiny": Tiny}
 
 
+def schedule_of(family):
+    """Returns a registered learning rate schedule of the user's."""
+    schedules, utils = family.keras.optimizers.schedules, family.keras.utils
+    home = f"test-{family.name}-schedule"
+    utils.get_custom_objects().pop(f"{home}>Mine", None)  # 2.4 registers it once
+
+    @utils.register_keras_serializable(home)
+    class Mine(schedules.LearningRateSchedule):
+        """A user's schedule."""
+
+        def __init__(self, first):
+            self.first = first
+
+        def __call__(self, step):
+            return self.first / (1.0 + tf.cast(step, tf.float32))
+
+        def get_config(self):
+            return {"first": self.first}
+
+    return Mine(0.05)
+
+
+class Run:
+    """A model of one weight, its optimizer, and others beside that one."""
+
+    def __init__(self, family, how, scale):
+        self.family, self.how, self.others = family, how, []
+        self.model = self.new_model()
+        self.variable = self.model.trainable_variables[0]
+        schedule = schedule_of(family)
+        #: What .h5 files of Keras 2 do not find by a registered name.
+        self.custom = {**CUSTOM, "Mine": type(schedule)}
+        inner = family.optimizers.SGD(schedule, momentum=0.5)
+        if family.name == "keras2-legacy":
+            inner._create_all_weights(self.model.trainable_variables)
+        else:
+            inner.build(self.model.trainable_variables)
+        inner.apply_gradients([(tf.ones([1, 1]), self.variable)])  # bare, at first
+        self.use(LossScaleOptimizer(inner, SCALES[scale](), nonfinite_loss=how))
+
+    def new_model(self):
+        keras = self.family.keras
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        return keras.Sequential([keras.Input((1,)), layer])
+
+    def use(self, optimizer):
+        self.optimizer = optimizer
+        loss = self.family.keras.losses.MeanSquaredError()
+        self.model.compile(optimizer, loss)
+        optimizer.build(self.model.trainable_variables)
+        optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def take(self, letters):
+        """Takes steps. Returns the state after each."""
+        return [self._step(letter, self.optimizer, self.variable) for letter in letters]
+
+    def _step(self, letter, optimizer, variable):
+        loss, grad = STEPS[letter]
+        loss, grad = tf.constant(loss, tf.float32), tf.constant([[grad]], tf.float32)
+        grads = of_loss(optimizer.scale_loss, loss, [grad])
+        optimizer.apply_gradients([(grads[0], variable)])
+        return self.state()
+
+    def state(self):
+        own = self.optimizer._own_variables()
+        values = {name: v.numpy().tolist() for name, v in own.items()}
+        inner = optimizer_state(self.optimizer, [self.variable])
+        return {**values, "inner": str(inner), "weight": self.variable.numpy().item()}
+
+    # What may happen.
+
+    def levels(self):
+        """Returns what a loss scale that is replaced hands on of bad losses."""
+        saved = self.optimizer.engine._saved()
+        return {name: int(variable.numpy()) for name, variable in saved.items()}
+
+    def replace(self, scale, guard):
+        self.take("N")
+        before = self.levels()
+        scale = self.optimizer.loss_scale if scale == "same" else SCALES[scale]()
+        self.use(self.optimizer.with_loss_scale(scale, guard=GUARDS[guard]()))
+        assert self.levels() == before
+
+    def refused(self):
+        before = self.state()
+        with pytest.raises(TypeError, match="`loss_scale` must not be None"):
+            self.optimizer.with_loss_scale(None, guard=SpikeGuard())
+        assert self.state() == before
+
+    def share(self, letters):
+        """With an optimizer that stays, and one of the loss scale's."""
+        inner = self.family.optimizers.SGD(0.5)
+        scale = self.optimizer.loss_scale
+        other = LossScaleOptimizer(inner, scale, nonfinite_loss=self.how)
+        self.others.append((other, variable_of(self.family, [[1.0]])))
+        self.beside(letters)
+
+    def beside(self, letters):
+        """Steps of others between ours."""
+        inner = self.family.optimizers.SGD(0.5)
+        alone = LossScaleOptimizer(inner, SCALES["search"](), guard=Tiny())
+        pairs = [*self.others, (alone, variable_of(self.family, [[1.0]]))]
+        for letter in letters:
+            for optimizer, variable in pairs:
+                optimizer.build([variable])
+                self._step(letter, optimizer, variable)
+            self.take("T")
+
+    def copied(self):
+        if self.family.name == "keras2-new":
+            return  # it cannot be copied, without a wrapper either
+        before = self.state()
+        self.use(copy.deepcopy(self.optimizer))
+        is_whole = self.family.name != "keras3"  # which begins `iterations` again
+        after = self.state()
+        assert {**after, "inner": is_whole and after["inner"]} == {
+            **before,
+            "inner": is_whole and before["inner"],
+        }
+
+    def looked_at(self):
+        self.optimizer.loss_scale.keep_largest()
+
+    def back(self, folder):
+        """Reads a checkpoint of what was there before it was replaced."""
+        checkpoint = tf.train.Checkpoint(optimizer=self.optimizer)
+        path = checkpoint.write(str(folder / "before"))
+        self.replace("search", "own")
+        checkpoint = tf.train.Checkpoint(optimizer=self.optimizer)
+        checkpoint.read(path).expect_partial()
+
+
+#: How bad losses are taken, the first loss scale, and what happened.
+HISTORIES = [
+    ("backoff", "search", "take TOt, replace window spike, looked_at, take S, copied"),
+    ("skip", "headroom", "share TNO, replace same kept, copied, beside NT, back"),
+    ("skip", "window", "take NNTN, replace fixed own, refused, share tO, copied"),
+    ("backoff", "fixed", "beside TO, back, copied, replace headroom wide, take SNT"),
+    ("skip", "search", "looked_at, replace same own, replace search none, take NTNN"),
+    ("backoff", "headroom", "replace same wide, share ON, back, replace window kept"),
+]
+
+
+def rebuilt(run):
+    """Returns a run of what the config of another one makes."""
+    optimizer = run.optimizer
+    config = json.loads(json.dumps(optimizer.get_config()))
+    other = Run(run.family, "backoff", "fixed")
+    other.use(type(optimizer).from_config(config, custom_objects=CUSTOM))
+    other.model.set_weights(run.model.get_weights())
+    return other
+
+
+#: The quick tests have these.
+QUICK = ("checkpoint", "set_weights")
+
+
+@pytest.mark.every
 @pytest.mark.peer_defect(12)
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_run_goes_on_from(family, saved, route):
-    feature, read = ROUTES[route]
-    if feature is not None:
-        skip_without(feature, family)
-    folder, end = saved
-    model = read(family, folder)
-    assert isinstance(model.optimizer, LossScaleOptimizer)
-    fit(model, HALF, EPOCHS)
-    assert_same(whole_state(model), end)
+@pytest.mark.parametrize(
+    "route",
+    [pytest.param(r, marks=[pytest.mark.slow] * (r not in QUICK)) for r in ROUTES],
+)
+def test_what_is_rebuilt_goes_on_alike(family, tmp_path_factory, route):
+    route = there(family, route)
+    for how, scale, happened in HISTORIES:
+        run, folder = Run(family, how, scale), tmp_path_factory.mktemp("histories")
+        for each in happened.split(", "):
+            name, *arguments = each.split()
+            more = [folder] if name == "back" else []
+            getattr(run, name)(*arguments, *more)
+        run.take("TN")
+        other = rebuilt(run)
+        assert [*other.optimizer._own_variables()] == [*run.optimizer._own_variables()]
+        other.take("ONt")
+        with family.keras.utils.custom_object_scope(run.custom):
+            route.write(run.model, folder / "file")
+            other.model = route.read(family, folder / "file", other.model)
+        other.model.set_weights(run.model.get_weights())  # not in lists of an optimizer
+        other.optimizer = other.model.optimizer
+        (other.variable,) = other.model.trainable_variables
+        other.optimizer.build([other.variable])
+        assert other.state() == run.state(), happened
+        assert run.take(TAIL) == other.take(TAIL), happened
 
 
+@pytest.mark.smoke
+@pytest.mark.peer_defect(6)
+def test_a_checkpoint_is_read_before_the_build(family, tmp_path):
+    """As programs do: the slots and the first step are right then, too."""
+    run, other = (Run(family, "skip", "search") for _ in range(2))
+    run.take("TNNOTNT")
+    path = checkpoint_of(run.model).write(str(tmp_path / "checkpoint"))
+    inner = family.optimizers.SGD(schedule_of(family), momentum=0.5)
+    scale = SCALES["search"]()
+    other.optimizer = LossScaleOptimizer(inner, scale, nonfinite_loss="skip")
+    other.model.compile(other.optimizer, family.keras.losses.MeanSquaredError())
+    status = checkpoint_of(other.model).read(path)
+    # The slots of an optimizer that is not built yet are restored when it is.
+    status.assert_existing_objects_matched()
+    assert float(scale) == float(run.optimizer.loss_scale)
+    other.optimizer.build(other.model.trainable_variables)
+    assert other.state() == run.state()
+    assert run.take(TAIL) == other.take(TAIL)
+
+
+class Stop(Exception):  # noqa: N818 - it is no error
+    """A run is interrupted."""
+
+
+@pytest.mark.slow
 @pytest.mark.peer_defect(12)
-def test_a_run_goes_on_with_backup_and_restore(family, saved):
-    folder, end = saved
-    model = fresh(family)
-    # It removes the files then.
-    fit(model, 0, EPOCHS, backup_and_restore(family, folder / "backup"))
-    assert_same(whole_state(model), end)
+@pytest.mark.parametrize("name", [".keras", "weights", "SavedModel", "backup"])
+def test_a_fit_that_is_cut_goes_on_from_what_a_callback_wrote(family, tmp_path, name):
+    callbacks, path = family.keras.callbacks, tmp_path / "written"
+    if name == "weights" and family.name == "keras3":
+        name = ".weights.h5"
+    if name == "SavedModel":
+        skip_without("weights in TensorFlow's format", family)
+
+    def stop(epoch, _):
+        if epoch == 2:
+            raise Stop
+
+    if name == "backup":
+        writer = backup_and_restore(family, path)
+    else:
+        route = there(family, name)
+        only_weights = {"save_weights_only": True} if "weights" in name else {}
+        file = f"{path}{name if name.startswith('.') else ''}"
+        writer = callbacks.ModelCheckpoint(file, **only_weights)
+
+    def fit(run, first, *callbacks):
+        """Trains to the end of four epochs of nine steps, with losses of all kinds."""
+        x = np.float32([1, NAN, 1, NAN, NAN, 2.0**63, 1, 1, NAN])[:, None]
+        epochs = {"initial_epoch": first, "epochs": 4, "callbacks": [*callbacks]}
+        run.model.fit(x, np.zeros_like(x), 1, shuffle=False, verbose=0, **epochs)
+
+    whole, run, other = (Run(family, "skip", "window") for _ in range(3))
+    fit(whole, 0)
+    stops = callbacks.LambdaCallback(on_epoch_begin=stop)
+    with pytest.raises(Stop):
+        fit(run, 0, writer, stops)
+    if name == "backup":
+        # It knows the epoch, and removes the files at the end.
+        fit(other, 0, backup_and_restore(family, path))
+    else:
+        fit(other, 3)
+        other.model = route.read(family, path, other.model)
+        fit(other, 2)
+    other.optimizer = other.model.optimizer
+    (other.variable,) = other.model.trainable_variables
+    assert other.state() == whole.state()
+
+
+def test_the_variables_of_a_loss_scale_depend_on_no_other_optimizer(family):
+    def wrapped(scale, how):
+        inner = family.optimizers.SGD(0.5)
+        return LossScaleOptimizer(inner, scale, nonfinite_loss=how)
+
+    for first, second in (("skip", "backoff"), ("backoff", "skip")):
+        scale = DynamicLossScale()
+        for each in (scale, copy.deepcopy(wrapped(scale, first).loss_scale)):
+            if each is scale or first == "skip":
+                with pytest.raises(ValueError, match=f'must be "{first}" as in the'):
+                    wrapped(each, second)
+        wrapped(scale, first)
+
+
+@pytest.mark.each_keras
+def test_lists_that_fit_nothing_change_nothing(family):
+    """With a guard and without, too long and too short, in another order."""
+    runs = {}
+    for guard, how in [*((each, "backoff") for each in GUARDS), ("none", "skip")]:
+        runs[guard, how] = run = Run(family, how, "search")
+        run.replace("search", guard)
+        run.take("TTOT")
+    del runs["kept", "backoff"]  # it has none, too
+    lists = {name: weights_of(run.optimizer) for name, run in runs.items()}
+    plain = lists["none", "backoff"]
+    lists.update(longer=[*plain, np.float32(0)], turned=plain[::-1])
+    lists.update(shorter=plain[:-1], empty=[])
+    for name, run in runs.items():
+        before, count = run.state(), len(run.optimizer._own_variables())
+        for other, values in lists.items():
+            if other != name:
+                with pytest.raises(ValueError, match=r"`weights` must be the"):
+                    run.optimizer.set_weights(values)
+                assert run.state() == before, (name, other)
+        run.optimizer.set_weights(lists[name])
+        is_last = family.name != "keras3"
+        of_inner = lists[name][:-count] if is_last else lists[name][count:]
+        run.optimizer.set_weights(of_inner)
+        assert run.state() == before

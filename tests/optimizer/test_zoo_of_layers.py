@@ -1,71 +1,197 @@
 """Layers and expressions in a small network: `fit` trains as the bare optimizer.
 
-Those of the first Keras are all trained, of the others some. Where a layer may have a
-bias it has none: a bias's gradient is scaled whatever the layer does, and could speak
-for the weights'. A group of expressions is in one network, each in a
-branch of its own, before and behind a layer.
+A group of them is in one network, each in a branch of its own, between two layers
+without a bias: a bias's gradient is scaled whatever the layer does, and could speak for
+the weights'. Zeros, masks, copies, loops and complex numbers on the way forward are
+factors of the weights' gradients, so a wrong rule for any of them is a gradient that is
+divided twice, or never. The gradient of each expression is linear in what comes back:
+what is not, as a custom gradient that clips, trains otherwise when it is scaled.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from exact import heard
-from expressions import FEATURES, GROUPS
 from installed import families
-from limits import TENSORFLOW, is_older
-from models import compiled_by, seed_all
+from models import compiled_by, has_ops, seed_all
 
 from lossscale import LossScaleOptimizer
 
-FLAT, ROWS, IMAGE = (4,), (6, 3), (6, 6, 3)
 PLAIN = {"use_bias": False}
-#: Name -> the input's shape, and how it is made of a Keras's layers. Those of one kind
-#: compute alike: one of them is here, and none that is a single operation of
-#: expressions.py.
+#: Input's shape -> name -> a function of a Keras's layers and a batch. Layers of one
+#: kind compute alike: one of them is here, and none that is a single operation below.
 LAYERS = {
-    "Dense": (FLAT, lambda layers: layers.Dense(3, "relu", **PLAIN)),
-    "EinsumDense": (FLAT, lambda layers: layers.EinsumDense("ab,bc->ac", 3)),
-    "Embedding": (FLAT, lambda layers: layers.Embedding(8, 3)),
-    "Masking": (ROWS, lambda layers: layers.Masking(0.0)),
-    "TimeDistributed": (
-        ROWS,
-        lambda layers: layers.TimeDistributed(layers.Dense(3, **PLAIN)),
-    ),
-    "SpectralNormalization": (
-        FLAT,
-        lambda layers: layers.SpectralNormalization(layers.Dense(3, **PLAIN)),
-    ),
-    "Dropout": (FLAT, lambda layers: layers.Dropout(0.5, seed=3)),
-    # Activations and normalizations
-    "BatchNormalization": (IMAGE, lambda layers: layers.BatchNormalization()),
-    "LayerNormalization": (ROWS, lambda layers: layers.LayerNormalization()),
-    # Convolutions and pooling
-    "Conv2D": (IMAGE, lambda layers: layers.Conv2D(2, 3, padding="same", **PLAIN)),
-    # Loops
-    "GRU": (ROWS, lambda layers: layers.GRU(3, **PLAIN)),
-    "LSTM": (ROWS, lambda layers: layers.LSTM(3, **PLAIN)),
-    "RNN": (ROWS, lambda layers: layers.RNN(layers.SimpleRNNCell(3, **PLAIN))),
-    "Discretization": (FLAT, lambda layers: layers.Discretization([0.2, 0.5])),
-    # Of images, drawn anew in each step
-    "RandomFlip": (IMAGE, lambda layers: layers.RandomFlip(seed=3)),
-    "RandomRotation": (IMAGE, lambda layers: layers.RandomRotation(0.2, seed=3)),
-    # Of two inputs
-    "Dot": (ROWS, lambda layers: lambda x, y: layers.Dot(2)([x, y])),
-    "AdditiveAttention": (
-        ROWS,
-        lambda layers: lambda x, y: layers.AdditiveAttention()([x, y]),
-    ),
-    "MultiHeadAttention": (
-        ROWS,
-        lambda layers: layers.MultiHeadAttention(2, 3, **PLAIN),
-    ),
+    (4,): {
+        "Dense": lambda layers, x: layers.Dense(3, "relu", **PLAIN)(x),
+        "EinsumDense": lambda layers, x: layers.EinsumDense("ab,bc->ac", 3)(x),
+        "SpectralNormalization": lambda layers, x: layers.SpectralNormalization(
+            layers.Dense(3, **PLAIN)
+        )(x),
+        "Dropout": lambda layers, x: layers.Dropout(0.5, seed=3)(x),
+        "Embedding": lambda layers, x: layers.Embedding(8, 3)(
+            layers.Discretization([0.2, 0.5])(x)
+        ),
+    },
+    (6, 3): {
+        "Masking": lambda layers, x: layers.Masking(0.0)(x),
+        "TimeDistributed": lambda layers, x: layers.TimeDistributed(
+            layers.Dense(3, **PLAIN)
+        )(x),
+        "LayerNormalization": lambda layers, x: layers.LayerNormalization()(x),
+        "GRU": lambda layers, x: layers.GRU(3, **PLAIN)(x),
+        "LSTM": lambda layers, x: layers.LSTM(3, **PLAIN)(x),
+        "RNN": lambda layers, x: layers.RNN(layers.SimpleRNNCell(3, **PLAIN))(x),
+        "Dot": lambda layers, x: layers.Dot(2)([x, x]),
+        "AdditiveAttention": lambda layers, x: layers.AdditiveAttention()([x, x]),
+        "MultiHeadAttention": lambda layers, x: layers.MultiHeadAttention(
+            2, 3, **PLAIN
+        )(x, x),
+    },
+    (6, 6, 3): {
+        "BatchNormalization": lambda layers, x: layers.BatchNormalization()(x),
+        "Conv2D": lambda layers, x: layers.Conv2D(2, 3, padding="same", **PLAIN)(x),
+        # Of images, drawn anew in each step.
+        "RandomFlip": lambda layers, x: layers.RandomFlip(seed=3)(x),
+        "RandomRotation": lambda layers, x: layers.RandomRotation(0.2, seed=3)(x),
+    },
 }
-OF_TWO = {"Dot", "AdditiveAttention", "MultiHeadAttention"}
-#: Those before which nothing is trained, and the dtype of their input.
-FIRST = {"Embedding": "int32", "Discretization": "float32"}
+#: Nothing is trained before it.
+FIRST = {"Embedding"}
 #: What the newest Keras 2 cannot train: its own check takes no InputSpec.
 FAIL_IN_KERAS_2 = {"SpectralNormalization"}
+
+
+FEATURES = 4  # of a batch of floats, which each expression takes
+MATRIX = np.eye(FEATURES, dtype=np.float32)[::-1] + np.float32(0.25)
+KEEP = np.array([1, 0, 1, 1], np.float32)
+zeros = tf.zeros_like
+
+
+def of_width(x, result):
+    """Returns a result whose width TensorFlow has lost, with the one of `x`."""
+    return tf.reshape(result, [-1, x.shape[-1]])
+
+
+def impute(x):
+    return tf.where(tf.math.is_nan(x), zeros(x), x)
+
+
+def _loop(x):
+    def body(i, total):
+        return i + 1, total + x * tf.cast(i, x.dtype)
+
+    return tf.while_loop(lambda i, _: i < 3, body, (0, zeros(x)))[1]
+
+
+def _recurrence(x):
+    columns, start = tf.transpose(x), zeros(x[:, 0])
+    states = tf.scan(lambda state, each: tf.tanh(state + each), columns, start)
+    return tf.transpose(states)
+
+
+@tf.function
+def _function(x):
+    total = zeros(x)
+    for i in tf.range(3):
+        if i > 0:
+            total += x
+    return total
+
+
+def _scattered_where(x):
+    places = tf.where(x > 0)
+    kept = tf.tensor_scatter_nd_update(zeros(x), places, tf.gather_nd(x, places))
+    return of_width(x, kept)
+
+
+def _partitioned(x):
+    numbers = tf.cast(x[:, 0] > 0, tf.int32)
+    places = tf.dynamic_partition(tf.range(tf.shape(x)[0]), numbers, 2)
+    parts = tf.dynamic_partition(x, numbers, 2)
+    return of_width(x, tf.dynamic_stitch(places, [parts[0], 2.0 * parts[1]]))
+
+
+def _with_gradient(backward, forward=tf.identity):
+    """Returns a function with a backward pass of its own."""
+
+    @tf.custom_gradient
+    def function(x):
+        return forward(x), lambda upstream: backward(x, upstream)
+
+    return function
+
+
+def _slope(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(x**3 / 8.0)
+    return tape.gradient(y, x)
+
+
+#: What expressions are about -> functions of a batch of shape `[rows, FEATURES]`.
+GROUPS = {
+    "imputes": [  # for batches that hold a NaN
+        impute,
+        lambda x: tf.where(
+            tf.math.is_nan(x), tf.reduce_mean(impute(x), 0, keepdims=True), x
+        ),
+    ],
+    "masks": [
+        lambda x: tf.where(x > 0, x, zeros(x)),
+        lambda x: tf.where(x > 0, x, x * 0.0),
+        lambda x: tf.maximum(x, zeros(x)),
+        lambda x: x * tf.cast(x > 0, x.dtype),
+        lambda x: tf.concat([x, zeros(x)], 1),
+        lambda x: tf.math.divide_no_nan(x, tf.nn.relu(x) + 0.5 * KEEP),
+        lambda x: x + (x - x),
+        lambda x: x + tf.nn.relu(zeros(x) @ MATRIX),
+    ],
+    "moves": [
+        lambda x: of_width(x, tf.sparse.to_dense(tf.sparse.from_dense(x))),
+        _scattered_where,
+        _partitioned,
+        lambda x: tf.gather(x, [3, 0, 0], axis=1),
+    ],
+    "gradients": [
+        lambda x: x + tf.stop_gradient(tf.round(x) - x),  # straight through
+        _with_gradient(lambda _, upstream: upstream, tf.sign),
+        _with_gradient(lambda _, upstream: -upstream),
+        tf.recompute_grad(impute),
+        lambda x: x + _slope(x),
+        lambda x: tf.quantization.fake_quant_with_min_max_args(x, -2, 2),
+    ],
+    "loops": [
+        _loop,
+        _recurrence,
+        _function,
+        lambda x: tf.cond(tf.reduce_sum(x) > -1e9, lambda: x, lambda: zeros(x)),
+    ],
+    "mathematics": [
+        lambda x: tf.math.angle(tf.complex(x, tf.ones_like(x))),
+        lambda x: tf.abs(tf.signal.fft(tf.complex(x, 0.5 * x))),
+        lambda x: tf.sqrt(x * x + 1.0),
+        lambda x: (1.0 + x * x) ** tf.tanh(x),
+        lambda x: x / tf.norm(x),
+        lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x,
+        lambda x: tf.cast(tf.cast(x, tf.float16), tf.float32),
+        lambda x: (
+            x * tf.cast(tf.random.stateless_uniform([FEATURES], [1, 2]) > 0.3, x.dtype)
+        ),
+    ],
+}
+
+
+def of_layers(keras, shape):
+    """Returns a network with each layer for such inputs."""
+    layers, inputs, outputs = keras.layers, keras.Input(shape), []
+    for name, function in LAYERS[shape].items():
+        if has_ops(keras) or name not in FAIL_IN_KERAS_2:
+            before = layers.Dense(shape[-1], **PLAIN)
+            x = function(layers, inputs if name in FIRST else before(inputs))
+            outputs.append(layers.Dense(1, **PLAIN)(layers.Flatten()(x)))
+    return keras.Model(inputs, layers.Concatenate()(outputs))
 
 
 def of_expressions(keras, group):
@@ -80,7 +206,7 @@ def of_expressions(keras, group):
             return self.function(x)
 
     inputs, outputs = keras.Input((FEATURES,), batch_size=6), []
-    for function in GROUPS[group].values():
+    for function in GROUPS[group]:
         x = inputs
         for width in (FEATURES, 1):
             x = keras.layers.Dense(width, **PLAIN)(Expression(function)(x))
@@ -88,86 +214,50 @@ def of_expressions(keras, group):
     return keras.Model(inputs, keras.layers.Concatenate()(outputs))
 
 
-def network(keras, name):
-    """Returns a layer between two without a bias, or behind the input alone."""
-    if name in GROUPS:
-        return of_expressions(keras, name)
-    layers, (shape, make) = keras.layers, LAYERS[name]
-    inputs = keras.Input(shape, dtype=FIRST.get(name, "float32"))
-    x = [inputs]
-    if name not in FIRST:
-        dense = [layers.Dense(shape[-1], **PLAIN) for _ in range(1 + (name in OF_TWO))]
-        x = [layer(inputs) for layer in dense]
-    x = make(layers)(*x)
-    if name == "Discretization":
-        x = layers.Embedding(8, 3)(x)
-    x = layers.Dense(1, **PLAIN)(layers.Flatten()(x))
-    return keras.Model(inputs, x)
-
-
-def inputs_of(name, rows, rng):
-    """Returns so many rows of what a layer takes."""
-    if name in GROUPS:
-        x = rng.normal(size=(rows, FEATURES)).astype(np.float32) / 2
-        x[1, 2] = 0.0
-        x[2, 1] = np.nan if name == "imputes" else x[2, 1]
-        return x
-    shape, dtype = (rows, *LAYERS[name][0]), FIRST.get(name, "float32")
-    if dtype == "float32":
-        return rng.uniform(0.1, 0.9, shape).astype(dtype)
-    numbers = rng.integers(1, 6, shape)
-    return numbers.astype(dtype)
-
-
-def numbers(model):
-    """Returns copies of a model's weights that are no counters and no words."""
-    weights = [np.array(weight) for weight in model.get_weights()]
-    return [weight for weight in weights if weight.dtype.kind == "f"]
-
-
-def fitted(family, name, wrap):
+def fitted(family, group, wrap):
     """Returns a network's weights before and after `fit`, and our warnings."""
     seed_all(family.keras)  # initial weights, and masks that are drawn
     rng = np.random.default_rng(5)
-    data = inputs_of(name, 12, rng), rng.normal(size=(12, 1)).astype(np.float32)
-    model = network(family.keras, name)
-    before = numbers(model)
+    if group in GROUPS:
+        model = of_expressions(family.keras, group)
+        x = rng.normal(size=(12, FEATURES)).astype(np.float32) / 2
+        x[1, 2] = 0.0
+        x[2, 1] = np.nan if group == "imputes" else x[2, 1]
+    else:
+        model = of_layers(family.keras, group)
+        x = rng.uniform(0.1, 0.9, (12, *group)).astype(np.float32)
+
+    def numbers():  # no counters
+        weights = [np.array(weight) for weight in model.get_weights()]
+        return [weight for weight in weights if weight.dtype.kind == "f"]
+
+    before = numbers()
     optimizer = family.optimizers.SGD(2.0**-4)
     optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
     model.compile(optimizer, "mse", **compiled_by("graph"))
+    y = rng.normal(size=(12, 1)).astype(np.float32)
     with heard() as ours:
-        model.fit(*data, batch_size=6, shuffle=False, verbose=0)
-    return before, numbers(model), ours
-
-
-def bare_or_skip(family, name):
-    """Returns weights before and after a `fit` with the bare optimizer."""
-    try:
-        return fitted(family, name, wrap=False)[:2]
-    except Exception as error:
-        is_newest = TENSORFLOW >= (2, 21) and not is_older(family, (3, 15))
-        if is_newest and (family.name == "keras3" or name not in FAIL_IN_KERAS_2):
-            raise
-        pytest.skip(f"the bare optimizer cannot train it here: {str(error)[:200]}")
+        model.fit(x, y, batch_size=6, shuffle=False, verbose=0)
+    return before, numbers(), ours
 
 
 def each_of_some():
-    """Returns parameters: all networks of the first Keras, of others every eighth.
+    """Returns parameters: all networks of the first Keras, of others every fourth.
 
     What TensorFlow computes for them is the same.
     """
     for number, family in enumerate(families()):
-        there = [name for name in sorted(LAYERS) if hasattr(family.keras.layers, name)]
-        for name in [*GROUPS, *there][:: 8 if number else 1]:
-            yield pytest.param(family, name, id=f"{family.name}-{name}")
+        for group in [*GROUPS, *LAYERS][:: 4 if number else 1]:
+            name = "x".join(map(str, group)) if group in LAYERS else group
+            yield pytest.param(family, group, id=f"{family.name}-{name}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "name"), each_of_some())
-def test_trains_as_the_bare_optimizer(family, name):
-    bare = bare_or_skip(family, name)
+@pytest.mark.parametrize(("family", "group"), each_of_some())
+def test_trains_as_the_bare_optimizer(family, group):
+    *bare, _ = fitted(family, group, wrap=False)
     assert any(not np.array_equal(*pair) for pair in zip(*bare))
-    *ours, warned = fitted(family, name, wrap=True)
+    *ours, warned = fitted(family, group, wrap=True)
     assert not warned, warned[0]
     for weights in zip(ours, bare):
         for one, other in zip(*weights):

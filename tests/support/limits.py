@@ -34,12 +34,7 @@ LIMITS = {
         _is("keras3", "keras2-new"),
         "only legacy optimizers work in a tf.compat.v1 graph, and Keras 3 has none",
     ),
-    "minimize": (IS_3, "Keras 3's optimizers have no minimize"),
     "experimental_aggregate_gradients": (IS_3, "Keras 3 always aggregates"),
-    "skip_gradients_aggregation": (
-        _is("keras3", "keras2-legacy"),
-        "Keras 3 always aggregates; legacy optimizers have another name for it",
-    ),
     "loss_scale_factor": (IS_2, "only Keras 3's optimizers have a loss_scale_factor"),
     "aggregation by argument": (
         _is("keras3", "keras2-new"),
@@ -53,10 +48,6 @@ LIMITS = {
     "gradient_accumulation_steps": (
         IS_2,
         "only Keras 3's optimizers accumulate gradients",
-    ),
-    "MultiOptimizer": (
-        lambda family: not hasattr(family.optimizers, "MultiOptimizer"),
-        "an optimizer of later Keras 3",
     ),
     "weight_decay": (
         _is_old_keras2((2, 11)),

@@ -105,17 +105,6 @@ def there(family, name):
     return route
 
 
-def read_file(family, path, other):
-    """Returns `other`, with what such a file holds, or a new model."""
-    if path.name == "checkpoint":
-        checkpoint_of(other).read(str(path)).expect_partial()
-    elif ".weights." in path.name:
-        other.load_weights(str(path))
-    else:
-        other = family.keras.models.load_model(str(path))
-    return other
-
-
 def backup_and_restore(family, folder, **arguments):
     """Returns the callback of that name."""
     callbacks = family.keras.callbacks
