@@ -251,6 +251,7 @@ def mixed_gradients():
         tf.constant([9.0]),
         tf.IndexedSlices(tf.ones([2, 1]), tf.constant([0, 3]), tf.constant([4, 1])),
         tf.constant([1, 2]),
+        tf.ones([SMALL + 1]),  # too large to be packed
     ]
 
 
@@ -272,4 +273,4 @@ def test_equal_small_gradients_are_added_up():
     assert len(summed) == len(grads) - 3
     np.testing.assert_array_equal(summed[0], [np.inf, np.nan])
     np.testing.assert_array_equal(summed[1], np.array([13.0], np.float16))
-    assert [tensor.shape for tensor in summed[2:]] == [SMALL + 1, 1, 2]
+    assert [tensor.shape for tensor in summed[2:]] == [SMALL + 1, 1, 2, SMALL + 1]

@@ -172,7 +172,7 @@ LAYERS = {
     "0/0": (lambda x, m: x / (total(x) + m.small), DIVISOR),
     "norm": (lambda x, m: x / tf.sqrt(squares(x) + m.small), DIVISOR),
     "log(0)": (cured(add, ln, tf.abs), LOGS),
-    "log(-1)": (cured(above(0), ln), NEGATIVE),
+    "log(-1)": (cured(above(0), ln), f"{NEGATIVE}.*1e-3"),
     "log1p(-2)": (cured(above(-1), tf.math.log1p, lambda x: x * 9), "numbers below -1"),
     "rsqrt(0)": (lambda x, m: x * tf.math.rsqrt(squares(x) + m.small), POWER),
     "sqrt(-1)": (cured(above(0), root), NEGATIVE),
@@ -590,13 +590,27 @@ def model_in_a_model(m):
     return model, x, x * 3e3
 
 
-def recurrent(kind, m, **arguments):
-    """A loop over four steps of time."""
-    given, loop = m.keras.Input([4, FEATURES]), m.layer(kind, 4, name="l", **arguments)
-    model = m.keras.Sequential([given, loop, m.out()])
+def sequence(m, *layers):
+    """A model of layers after four steps of time."""
+    model = m.keras.Sequential([m.keras.Input([4, FEATURES]), *layers, m.out()])
     model.compile(m.optimizer(), loss="mse")
     x, y = data()
     return model, np.repeat(x[:, None], 4, axis=1), y
+
+
+def recurrent(kind, m, **arguments):
+    return sequence(m, m.layer(kind, 4, name="loop", **arguments))
+
+
+def attention(m):
+    """A mask of -1e9, by hand: -inf in float16 alone."""
+
+    def attend(x, _):
+        below = tf.linalg.band_part(tf.ones_like(x[:, :4, :4]), -1, 0)
+        mask = tf.where(below > 0, tf.zeros_like(below), tf.cast(-1e9, x.dtype))
+        return tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True) + mask), x)
+
+    return sequence(m, m.own("attend", attend), m.pool())
 
 
 def embedded(m):
@@ -632,6 +646,7 @@ HEALTHY = {
     "GRU": partial(recurrent, "GRU"),
     "LSTM with dropout": partial(recurrent, "LSTM", dropout=0.3, recurrent_dropout=0.3),
     "mask of Keras": embedded,
+    "attention": attention,
     "where(sqrt)": partial(
         plain, lambda x: tf.where(x > 0, tf.sqrt(x), tf.zeros_like(x))
     ),
