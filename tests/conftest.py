@@ -58,6 +58,10 @@ def pytest_collection_modifyitems(config, items):
 
     A slow test runs, too, if the command line names it: by an id, or a file and -k.
     """
+    firsts = {}
+    for item in items:
+        if _is_of_first_keras(item):
+            firsts.setdefault(_test_of(item), _family_of(item))
     if config.option.keyword:
         # Not public. pytest itself looks at -k after this hook.
         deselect_by_keyword(items, config)
@@ -65,7 +69,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("each_version"):
             item.add_marker(pytest.mark.slow)
-        functions[item.nodeid.partition("[")[0], _has_first_keras(item)].append(item)
+        is_first = firsts.get(_test_of(item)) == _family_of(item)
+        is_first = is_first or item.get_closest_marker("each_keras") is not None
+        functions[_test_of(item), is_first].append(item)
     for (name, is_first), tests in functions.items():
         few = tests
         quick = [test for test in tests if not test.get_closest_marker("slow")]
@@ -89,11 +95,21 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item in chosen]
 
 
-def _has_first_keras(item):
-    if item.get_closest_marker("each_keras"):
-        return True
+def _test_of(item):
+    return item.nodeid.partition("[")[0]
+
+
+def _family_of(item):
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    return given.get("family", FIRST) == FIRST
+    return given.get("family", FIRST)
+
+
+def _is_of_first_keras(item):
+    """Whether a test runs with the first Keras, whichever of its optimizers it takes.
+
+    Those that take one kind for each Keras take the new ones of Keras 2.
+    """
+    return getattr(_family_of(item), "keras", None) is FIRST.keras
 
 
 _FINISHED = itertools.count(1)

@@ -28,49 +28,39 @@ def test_unscaling_is_exact_at_every_power_of_two(is_fixed, mode, exponent):
     np.testing.assert_array_equal(unscaled.numpy()[kept], true[kept])
 
 
+#: Dtype, loss scale, a gradient times that, the true one, and the dtype of a loss of
+#: this one that is scaled.
+DTYPES = [
+    # Infinite in float16, and the true one is small there.
+    ("float16", 2.0**26, [2.0**15, 2.0**10], [2.0**-11, 2.0**-16], "float32"),
+    ("bfloat16", 8.0, [2.0, 4.0], [0.25, 0.5], "float32"),
+    ("float32", 8.0, [2.0, 4.0], [0.25, 0.5], "float32"),
+    ("float64", 2.0, [1 / 3], [1 / 6], "float64"),
+    (
+        "complex64",
+        2.0**127,
+        [complex(2.0**100, -(2.0**110))],
+        [complex(2.0**-27, -(2.0**-17))],
+        "complex64",
+    ),
+    ("complex128", 8.0, [2.0, 4.0], [0.25, 0.5], "complex128"),
+]
+
+
 @pytest.mark.smoke
 @pytest.mark.peer_defect(17)
-def test_a_float16_loss_is_scaled_in_float32(mode):
-    loss_scale = DynamicLossScale(2.0**20)
-    scaled = compiled(loss_scale.scale, mode)(tf.constant(3.0, tf.float16))
-    assert scaled.dtype == tf.float32
-    assert float(scaled) == 3 * 2.0**20
-
-
-@pytest.mark.peer_defect(17)
-def test_float16_gradients_are_unscaled_in_float32(mode):
-    loss_scale = DynamicLossScale(2.0**26)  # infinite in float16
-    grad = tf.constant([2.0**15, 2.0**10], tf.float16)
-    unscaled = compiled(lambda grad: loss_scale.unscale([grad])[0], mode)(grad)
-    assert unscaled.dtype == tf.float16
-    np.testing.assert_array_equal(unscaled.numpy(), np.float16([2.0**-11, 2.0**-16]))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scaled"),
-    [
-        ("bfloat16", "float32"),
-        ("float32", "float32"),
-        ("float64", "float64"),
-        ("complex64", "complex64"),
-        ("complex128", "complex128"),
-    ],
-)
-def test_dtypes_of_losses_and_gradients(dtype, scaled):
-    loss_scale = FixedLossScale(8)
-    assert loss_scale.scale(tf.cast(2.0, dtype)).dtype == tf.as_dtype(scaled)
-    grad = loss_scale.unscale([tf.cast([2.0, 4.0], dtype)])[0]
+@pytest.mark.parametrize(("dtype", "scale", "scaled", "true", "of_loss"), DTYPES)
+def test_no_dtype_loses_digits_by_scaling(dtype, scale, scaled, true, of_loss, mode):
+    loss_scale = FixedLossScale(scale)
+    loss = compiled(loss_scale.scale, mode)(tf.cast(1.0, dtype))
+    assert loss.dtype == tf.as_dtype(of_loss)
+    assert complex(loss) == scale
+    unscale = compiled(lambda grad: loss_scale.unscale([grad])[0], mode)
+    grad = unscale(tf.constant(scaled, dtype))
     assert grad.dtype == tf.as_dtype(dtype)
-    np.testing.assert_array_equal(tf.cast(grad, tf.float64).numpy(), [0.25, 0.5])
-
-
-def test_wide_and_complex_gradients_keep_their_precision():
-    third = np.array([1 / 3])
-    grad = FixedLossScale(2).unscale([tf.constant(third)])[0]
-    np.testing.assert_array_equal(grad.numpy(), third / 2)
-    grad = tf.constant([complex(2.0**100, -(2.0**110))], tf.complex64)
-    unscaled = FixedLossScale(2.0**127).unscale([grad])[0].numpy()
-    np.testing.assert_array_equal(unscaled, [complex(2.0**-27, -(2.0**-17))])
+    np.testing.assert_array_equal(
+        grad.numpy(), np.array(true, grad.dtype.as_numpy_dtype)
+    )
 
 
 def test_nones_integers_and_nests_are_kept():

@@ -1,4 +1,7 @@
-"""Checks: joined, settled, exact where the quick one fails; and the worst numbers."""
+"""Checks: joined, settled, exact where the quick one fails; and the worst numbers.
+
+Small gradients packed into few tensors come out as they went in.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ from models import compiled
 
 from lossscale import all_finite
 from lossscale.gradients.check import (
+    SMALL,
     Check,
+    add_up,
     checked,
     pack,
     sum_stays_finite,
+    unpack,
     worst_of_each,
 )
 
@@ -112,11 +118,6 @@ def test_finite_gradients_whose_sum_or_norm_overflows_are_finite(finite, grad):
     assert finite([tf.constant(grad)])
 
 
-def test_opposite_infinities_do_not_cancel(finite):
-    assert not finite([tf.constant([np.inf, -np.inf], tf.float32)])
-    assert not finite([tf.constant([np.inf]), tf.constant([-np.inf])])
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     grads=st.lists(
@@ -133,6 +134,9 @@ def test_agrees_with_numpy_on_any_gradients(grads):
 
 def test_nests_nones_numbers_and_variables():
     bad = tf.Variable([np.nan])
+    # Opposite infinities do not cancel.
+    assert not bool(all_finite([tf.constant([np.inf, -np.inf])]))
+    assert not bool(all_finite([tf.constant([np.inf]), tf.constant([-np.inf])]))
     assert bool(all_finite([]))
     assert bool(all_finite([None, {"a": (1.0, np.float32(2.0)), "b": None}]))
     assert not bool(all_finite({"a": [None, np.inf]}))
@@ -186,25 +190,21 @@ def test_of_float16_the_quick_check_does_not_fail_for_a_sum_that_overflows(mode)
     assert not bool(quick([large, *others, tf.constant([-np.inf], tf.bfloat16)]))
 
 
-class TestSumStaysFinite:
-    """What proves that adding replicas' gradients up cannot overflow."""
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_only_of_small_gradients_the_sum_over_replicas_is_sure_to_be_finite(dtype):
+    assert bool(sum_stays_finite([tf.cast([1.0, 2.0, 30.0], dtype), None], 8))
+    for large in (0.6 * float(tf.as_dtype(dtype).max), *NOT_FINITE):
+        grads = [tf.cast([1.0], dtype), tf.cast(np.array([large]), dtype)]
+        assert not bool(sum_stays_finite(grads, 2))
 
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-    def test_of_small_gradients_alone(self, dtype):
-        assert bool(sum_stays_finite([tf.cast([1.0, 2.0, 30.0], dtype), None], 8))
-        for large in (0.6 * float(tf.as_dtype(dtype).max), *NOT_FINITE):
-            grads = [tf.cast([1.0], dtype), tf.cast(np.array([large]), dtype)]
-            assert not bool(sum_stays_finite(grads, 2))
 
-    @settings(max_examples=60, deadline=None)
-    @given(
-        grads=hnp.arrays(
-            np.float16, (4, 5), elements=st.floats(-65504, 65504, width=16)
-        )
-    )
-    def test_yes_means_that_the_sum_is_finite(self, grads):
-        if all(bool(sum_stays_finite([tf.constant(grad)], 4)) for grad in grads):
-            assert np.isfinite(np.add.reduce(grads, dtype=np.float16)).all()
+@settings(max_examples=60, deadline=None)
+@given(
+    grads=hnp.arrays(np.float16, (4, 5), elements=st.floats(-65504, 65504, width=16))
+)
+def test_where_the_sum_is_sure_to_be_finite_it_is(grads):
+    if all(bool(sum_stays_finite([tf.constant(grad)], 4)) for grad in grads):
+        assert np.isfinite(np.add.reduce(grads, dtype=np.float16)).all()
 
 
 def kinds_of(worst):
@@ -236,3 +236,41 @@ def test_only_what_is_not_finite_is_a_fault(dtype, mode):
     assert kinds_of(worst) == [0, "inf", "inf", "nan", "nan"]
     nothing = compiled(lambda: worst_of_each([largest[:0]], [[0]]), mode)()
     assert nothing.numpy().tolist() == [0.0]
+
+
+def mixed_gradients():
+    """Returns gradients of which 0, 2 and 5 can be packed, and 3 and 6."""
+    return [
+        tf.constant([1.0, 2.0]),
+        None,
+        tf.constant([3.0, 4.0]),
+        tf.constant([5.0], tf.float16),
+        tf.ones([SMALL + 1]),
+        tf.constant([6.0, 7.0]),
+        tf.constant([8.0], tf.float16),
+        tf.constant([9.0]),
+        tf.IndexedSlices(tf.ones([2, 1]), tf.constant([0, 3]), tf.constant([4, 1])),
+        tf.constant([1, 2]),
+        tf.ones([SMALL + 1]),  # too large to be packed
+    ]
+
+
+def test_equal_small_gradients_become_one_and_come_back():
+    grads = mixed_gradients()
+    packed, groups = pack(grads)
+    assert len(packed) == len(grads) - 3
+    back = unpack(packed, groups)
+    tf.nest.assert_same_structure(grads, back)
+    for grad, same in zip(tf.nest.flatten(grads, True), tf.nest.flatten(back, True)):
+        if grad is not None:
+            assert grad.dtype == same.dtype
+            np.testing.assert_array_equal(grad, same)
+
+
+def test_equal_small_gradients_are_added_up():
+    grads = [grad for grad in mixed_gradients() if isinstance(grad, tf.Tensor)]
+    summed = add_up([*grads, tf.constant([np.inf, np.nan])])
+    assert len(summed) == len(grads) - 3
+    np.testing.assert_array_equal(summed[0], [np.inf, np.nan])
+    np.testing.assert_array_equal(summed[1], np.array([13.0], np.float16))
+    assert [tensor.shape for tensor in summed[2:]] == [SMALL + 1, 1, 2, SMALL + 1]

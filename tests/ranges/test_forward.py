@@ -20,6 +20,7 @@ def ranges_of(family, name, **kwargs):
 
 
 def test_float32_models_are_asked_as_well(family):
+    assert not find_nonfinite(*made(family, "normalized", policy="float32"))
     found = ranges_of(family, "normalized", policy="float32")
     # Keras 2's variables of float32 stay so: it says that it does not know.
     is_keras3 = family.name == "keras3"
@@ -29,7 +30,8 @@ def test_float32_models_are_asked_as_well(family):
     assert outside.need_float32 == ("encoder/hot", "head")
 
 
-def test_counts_are_exact(family):
+def test_outputs_and_inputs_are_counted(family):
+    """Of the same figures as those of gradients: test_measuring.py has each."""
     layers = family.keras.layers
     with policy_of(family.keras, "mixed_float16"):
         parts = [layers.Dense(2, use_bias=False, name=n) for n in ("first", "second")]
@@ -40,22 +42,12 @@ def test_counts_are_exact(family):
     found = forward_ranges(model, x, verbose=0, batch_size=2, batches=None)
     assert found.names == ("first, inputs", "first", "second")
     assert found.batches == 2
+    assert found.values.tolist() == [6, 6, 6]
     tensors = [x, x @ kernel, x @ kernel @ kernel]
     for number, exact in enumerate(tensors):
         real = exact[exact != 0]
-        with np.errstate(over="ignore", under="ignore"):
-            half = real.astype(np.float16)
-        assert found.values[number] == 6
-        assert found.zeros[number] == np.mean(exact == 0)
-        assert found.flushed[number] == np.mean(half == 0)
-        few = (np.abs(real) < 2.0**-14) & (half != 0)
-        assert found.subnormal[number] == np.mean(few)
-        assert found.overflowing[number] == np.mean(np.isinf(half))
         assert found.largest[number] == np.max(real)
-        room = np.log2(65504 / np.max(real))
-        np.testing.assert_allclose(found.headroom[number], room)
-    assert found.largest_exponent.tolist() == [14, 17, 27]
-    assert found.overflowing[1] > 0
+        assert found.overflowing[number] == np.mean(real >= 65520)
     assert found.summary["all"]["values"] == 18
     exponents, counts = found.histogram
     assert counts[0][exponents == 5].tolist() == [1]
@@ -63,15 +55,11 @@ def test_counts_are_exact(family):
     assert again.names == found.names
 
 
-def test_a_shared_layer_has_a_row_for_each_call(family):
+def test_a_shared_layer_has_a_row_for_each_call_and_a_loop_over_time_has_one(family):
     found = ranges_of(family, "shared")
-    assert {"hot", "hot (call 2)"} <= {*found.names}
     rows = dict(zip(found.names, found.overflowing))
     assert (rows["hot"], rows["hot (call 2)"]) == (0, 1)
     assert found.need_float32.count("hot") == 1
-
-
-def test_a_loop_over_time_makes_one_row(family):
     found = ranges_of(family, "cell")
     rows = dict(zip(found.names, found.values))
     # Batch, time and units: Keras 3 calls it once more, for the shape.
@@ -185,11 +173,3 @@ def test_the_picture(family, tmp_path):
     axes.figure.savefig(tmp_path / "picture.png")
     with pytest.raises(ValueError, match="`rows`"):
         found.plot(rows=0)
-
-
-def test_bad_input_is_refused(family):
-    model, x, _ = made(family, "gated")
-    with pytest.raises(ValueError, match="`x` must be finite"):
-        forward_ranges(model, x * np.inf)
-    with pytest.raises(ValueError, match="`model` must have layers"):
-        forward_ranges(family.keras.Sequential(), x)

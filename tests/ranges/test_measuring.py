@@ -11,6 +11,7 @@ from installed import each_keras, families
 from models import FEATURES, policy_of, regression
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
+from lossscale.ranges import exponents
 from lossscale.runtime.keras_versions import tensor_of
 
 ROWS = 96
@@ -48,6 +49,7 @@ def by_hand(model, x, y):
 
 
 def test_against_numpy(family, data):
+    """test_exponents.py says what is counted of an array."""
     model = network(family)
     batches = zip(*(np.split(each, 3) for each in data))
     parts = zip(*(by_hand(model, *batch) for batch in batches))
@@ -62,71 +64,56 @@ def test_against_numpy(family, data):
     assert found.batches == 3
     for number, row in enumerate(rows):
         assert np.float32(row).astype(np.float64).tolist() == row.tolist()  # exact
-        with np.errstate(over="ignore", under="ignore"):
-            half = (row * scale).astype(np.float16)
-        real, largest = np.sum(row != 0), np.max(np.abs(row))
-        assert found.values[number] == row.size
+        counts, largest = exponents.count(tf.constant(row, tf.float32))
+        np.testing.assert_array_equal(found.counts[1.0][number], counts)
+        assert found.largest[number] == largest == np.max(np.abs(row))
+        seen, real = exponents.tally(counts.numpy(), -22), np.sum(row != 0)
         assert found.zeros[number] == np.mean(row == 0)
-        assert found.flushed[number] == np.sum((half == 0) & (row != 0)) / real
-        few = (np.abs(row * scale) > 2.0**-25) & (np.abs(row * scale) < 2.0**-14)
-        assert found.subnormal[number] == np.sum(few) / real
-        assert found.largest[number] == largest
+        for kind in ("flushed", "subnormal", "overflowing"):
+            assert getattr(found, kind)[number] == seen[kind] / real
         assert found.largest_exponent[number] == np.floor(np.log2(largest))
         room = np.log2(65504 / scale / largest)
         np.testing.assert_allclose(found.headroom[number], room)
     assert 0 < found.flushed.max() < 1
     assert found.subnormal.max() > 0
-
-    safe, largest = found.largest_safe_scale, max(np.max(np.abs(row)) for row in rows)
-    assert safe == 2.0 ** np.round(np.log2(safe))
-    with np.errstate(over="ignore"):
-        assert np.isfinite(np.float16(largest * safe))
-        assert np.isinf(np.float16(largest * safe * 2))
+    safe, largest = found.largest_safe_scale, found.largest.max()
+    assert safe == 2.0 ** exponents.largest_safe_power(largest)
     assert found.recommended_scale == safe / 2
     assert not found.at(safe).overflowing.any()
     assert found.at(2 * safe).overflowing.any()
 
 
-def small_gradients(family, loss_scale):
-    """Returns a network in mixed_float16 whose gradients are small, and its data."""
-    model = network(family, loss_scale)
-    rng = np.random.default_rng(8)
-    model.set_weights([rng.normal(0, 0.3, w.shape) for w in model.get_weights()])
-    x = rng.normal(0, 2.0**-9, [ROWS, FEATURES]).astype(np.float32)
-    y = model.predict(x, verbose=0) + rng.normal(0, 2.0**-9, [ROWS, 1])
-    return model, x, y.astype(np.float32)
-
-
-def float16_zeros(model, x, y, scale):
-    """Returns how many gradients are 0 in each variable, computed in mixed_float16."""
-    zeros = 0
-    for at in range(0, len(x), 32):
-        part = slice(at, at + 32)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x[part], training=True) - y[part]) ** 2)
-            loss *= scale
-        grads = tape.gradient(loss, list(map(tensor_of, model.trainable_variables)))
-        assert all(np.isfinite(g.numpy()).all() for g in grads)
-        zeros = zeros + np.array([np.sum(g.numpy() == 0) for g in grads])
-    return zeros
-
-
 def test_training_with_the_recommended_scale(family):
-    model, x, y = small_gradients(family, 1.0)
-    found = gradient_ranges(model, x, y, verbose=0)
+    def small_gradients(loss_scale):
+        model = network(family, loss_scale)
+        model.set_weights(weights)
+        x = inputs.astype(np.float32)
+        return model, x, model.predict(x, verbose=0) + errors.astype(np.float32)
+
+    rng = np.random.default_rng(8)
+    weights = [rng.normal(0, 0.3, w.shape) for w in network(family).get_weights()]
+    inputs, errors = rng.normal(0, 2.0**-9, [2, 32, FEATURES])
+    model, x, y = small_gradients(1.0)
+    found = gradient_ranges(model, x, y[:, :1], verbose=0)
     assert found.flushed.max() > 0.1  # there is something to save
     best = found.at(found.recommended_scale)
     assert best.flushed.max() < 0.02
     assert not best.overflowing.any()
+    # In float16 no more gradients become zero than is said.
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y[:, :1]) ** 2)
+        loss *= found.recommended_scale
+    grads = tape.gradient(loss, list(map(tensor_of, model.trainable_variables)))
     reported = np.ceil((best.zeros + best.flushed) * best.values)
-    zeros = float16_zeros(model, x, y, found.recommended_scale)
-    assert (zeros <= reported).all(), (zeros, reported)
+    for grad, most in zip(grads, reported):
+        assert np.isfinite(grad.numpy()).all()
+        assert np.sum(grad.numpy() == 0) <= most
 
     scale = FixedLossScale(found.recommended_scale, skip_nonfinite=True)
-    model, x, y = small_gradients(family, scale)
-    model.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+    model, x, y = small_gradients(scale)
+    model.fit(x, y[:, :1], batch_size=8, shuffle=False, verbose=0)
     assert int(scale.skipped_steps.numpy()) == 0
-    assert int(model.optimizer.iterations.numpy()) == 3
+    assert int(model.optimizer.iterations.numpy()) == 4
 
 
 def test_all_is_in_float32(family, recwarn):
@@ -153,8 +140,7 @@ def newest():
     return families()[0]
 
 
-def test_memory_does_not_grow_with_the_batches(newest):
-    model = network(newest)
+def test_no_more_is_kept_of_many_batches_than_of_few(newest):
     made = []
 
     def rows():
@@ -165,10 +151,11 @@ def test_memory_does_not_grow_with_the_batches(newest):
     shapes = (tf.TensorShape([4, FEATURES]), tf.TensorShape([4, 1]))
     dataset = tf.data.Dataset.from_generator(rows, (tf.float32, tf.float32), shapes)
     few, many = (
-        gradient_ranges(model, dataset, batches=number, verbose=0) for number in (2, 40)
+        gradient_ranges(network(newest), dataset, batches=number, verbose=0)
+        for number in (2, 9)
     )
-    assert (few.batches, many.batches) == (2, 40)
-    assert many.values.sum() == 20 * few.values.sum()
+    assert (few.batches, many.batches) == (2, 9)
+    assert 2 * many.values.sum() == 9 * few.values.sum()
     assert len(pickle.dumps(few)) == len(pickle.dumps(many))
     assert len(made) < 500  # not all were asked for; a few run ahead of the asking
 
@@ -204,27 +191,22 @@ def test_whatever_holds_the_data(newest, data):
     assert (weighted.largest == 2 * by_arrays.largest).all()
 
 
-def test_the_scale_that_it_asks_the_optimizer_for(newest, data):
+def test_the_loss_scale_is_the_optimizers_or_any_other(newest, data):
     model = network(newest, 512.0, policy="float32")
-    x, y = data[0][:8], data[1][:8]
-    assert gradient_ranges(model, x, y, verbose=0).loss_scale == 512
-    keras_own = newest.keras.mixed_precision.LossScaleOptimizer
-    bare = newest.optimizers.SGD()
-    for optimizer, scale in ((bare, 1), (keras_own(bare, initial_scale=64), 64)):
-        model.compile(optimizer, loss="mse")
-        assert gradient_ranges(model, x, y, verbose=0).loss_scale == scale
-
-
-def test_a_scale_that_is_no_power_of_two(newest, data):
-    model = network(newest)
     plain = gradient_ranges(model, *data, verbose=0)
+    assert plain.loss_scale == 512
     found = gradient_ranges(model, *data, loss_scale=1.5 * 2.0**-19, verbose=0)
-    assert same(plain, found.at(1)) or found.counts.keys() == {1.0, 1.5}
+    assert found.counts.keys() == {1.0, 1.5}
     assert (plain.at(2.0**-19).flushed >= found.flushed).all()
     assert (found.flushed >= plain.at(2.0**-18).flushed).all()
     assert (found.at(3.0).headroom == found.at(1.5).headroom - 1).all()
     with pytest.raises(ValueError, match=r"`loss_scale` must be a power of two, got 3"):
         plain.at(3.0)
+    keras_own = newest.keras.mixed_precision.LossScaleOptimizer
+    bare = newest.optimizers.SGD()
+    for optimizer, scale in ((bare, 1), (keras_own(bare, initial_scale=64), 64)):
+        model.compile(optimizer, loss="mse")
+        assert gradient_ranges(model, *data, verbose=0).loss_scale == scale
 
 
 def test_what_is_not_finite_in_float32_is_named(newest, data):
@@ -238,16 +220,15 @@ def test_what_is_not_finite_in_float32_is_named(newest, data):
     assert "Not finite in float32, so no loss scale helps" in table
     for name, number in zip(found.names, found.nonfinite):
         assert (f"{name} (" in table.splitlines()[-1]) == (number > 0)
-    # Nor does the table itself, or the picture, show them as healthy.
-    column = table.splitlines()[2].split("inf, NaN")[0]
-    for row, number in zip(
-        table.splitlines()[3:], [*found.nonfinite, sum(found.nonfinite)]
-    ):
-        assert row[: len(column) + 8].split()[-1] == f"{number:,}"
+    # Nor does the picture show them as healthy.
     labels = found.plot().get_yticklabels()[::-1]
     for label, number in zip(labels[1:], found.nonfinite):
         assert label.get_text().endswith("inf or NaN") == (number > 0)
         assert (label.get_color() == "tab:red") == (number > 0)
+    column = table.splitlines()[2].split("inf, NaN")[0]
+    every = [*found.nonfinite, sum(found.nonfinite)]
+    for row, number in zip(table.splitlines()[3:], every):
+        assert row[: len(column) + 8].split()[-1] == f"{number:,}"
 
 
 def test_layers_too_far_apart_for_one_scale(newest):
@@ -328,16 +309,6 @@ def test_a_model_that_casts_by_itself_is_reported(newest):
         gradient_ranges(model, x, y, loss="mse", verbose=0)
 
 
-def test_a_model_of_several_replicas_is_refused(family, mirrored, data):
-    alone = network(family)
-    with mirrored.scope():
-        model = network(family)
-    with pytest.raises(ValueError, match=r"outside strategy\.scope.* 2 replicas"):
-        gradient_ranges(model, *data)
-    with mirrored.scope(), pytest.raises(RuntimeError, match="outside strategy"):
-        gradient_ranges(alone, *data)
-
-
 def test_the_table_and_the_bar(newest, data, capsys):
     model = network(newest, 2.0**15)
     found = gradient_ranges(model, *data)
@@ -353,97 +324,3 @@ def test_the_table_and_the_bar(newest, data, capsys):
     assert summary["all"]["values"] == found.values.sum()
     assert summary[found.names[0]]["headroom"] == found.headroom[0]
     assert "rows=4, batches=3" in repr(found)
-
-
-class TorchStyle:
-    """It has a length and items, and no end that NumPy would find."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return np.ones([FEATURES], np.float32), np.ones([1], np.float32)
-
-
-def no_rows():
-    return tf.data.Dataset.range(4).filter(lambda i: i > 9)
-
-
-def endless():
-    return tf.data.Dataset.range(4).batch(2).repeat()
-
-
-LISTS = [[1.0, 2.0], [3.0, 4.0]]
-ALONE = {"y": None}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"model": "model"}, TypeError, "`model` must be a Keras model, got 'model'"),
-        ({"batches": 0}, ValueError, "`batches` must be a whole number of at least 1"),
-        ({"batch_size": 1.5}, ValueError, "`batch_size` must be a whole number"),
-        ({"loss_scale": -1}, ValueError, "`loss_scale` must be positive"),
-        ({"activations": "yes"}, TypeError, "`activations` must be True or False"),
-        ({"y": np.ones([3, 1])}, ValueError, "must have the same number of rows"),
-        ({"y": LISTS}, TypeError, r"`y` must be an array.* np\.array\(y\)"),
-        ({"x": np.ones([0, 1]), "y": np.ones([0, 1])}, ValueError, "at least one"),
-        ({"x": endless}, ValueError, "`y` must be None where `x` is a"),
-        ({"x": endless, "batches": None, **ALONE}, ValueError, "`batches` must be"),
-        ({"x": no_rows, **ALONE}, ValueError, "`x` must hold at least one batch"),
-        ({"x": TorchStyle, **ALONE}, TypeError, "TorchStyle.* Pass some of its items"),
-        ({"x": iter([1]), **ALONE}, TypeError, r"use it up.* x, y = next\(x\)"),
-        ({"x": LISTS, **ALONE}, TypeError, r"write np\.array\(x\)"),
-        ({"x": 3, **ALONE}, TypeError, "`x` must be arrays.*got 3 of type int"),
-    ],
-)
-def test_bad_arguments(newest, data, arguments, error, message):
-    given = {"model": network(newest), "x": data[0], "y": data[1], **arguments}
-    if callable(given["x"]):
-        given["x"] = given["x"]()
-    with pytest.raises(error, match=message):
-        gradient_ranges(**given, verbose=0)
-
-
-def test_a_distributed_dataset_is_refused(newest, data, mirrored):
-    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
-    distributed = mirrored.experimental_distribute_dataset(dataset)
-    with pytest.raises(TypeError, match="Pass the dataset that was distributed"):
-        gradient_ranges(network(newest), distributed, verbose=0)
-
-
-def test_forgotten_targets(family, data):
-    model = network(family)
-    dataset = tf.data.Dataset.from_tensor_slices(data[0]).batch(8)
-    for x in (data[0], dataset):
-        with pytest.raises(ValueError, match=r"`y` must be the targets .* got None"):
-            gradient_ranges(model, x, verbose=0)
-    with pytest.raises(ValueError, match="`y` must be the targets"):
-        gradient_ranges(model, data[0], loss="mse", verbose=0)
-
-
-def test_a_model_compiled_without_a_loss(family, data):
-    model = family.keras.Sequential([family.keras.layers.Dense(1)])
-    model.compile(family.optimizers.SGD())
-    words = "`model` must be compiled with a loss, or `loss`"
-    with pytest.raises(ValueError, match=words):
-        gradient_ranges(model, *data, verbose=0)
-    own = family.keras.layers.Dense(1, activity_regularizer="l2")
-    model = family.keras.Sequential([own])
-    model.compile(family.optimizers.SGD())
-    assert gradient_ranges(model, data[0], verbose=0).largest[0] > 0  # it has its own
-
-
-def test_models_that_cannot_be_asked(newest, data):
-    keras = newest.keras
-    empty = keras.Sequential([keras.Input([FEATURES]), keras.layers.Flatten()])
-    with pytest.raises(ValueError, match="must have trainable weights, got none"):
-        gradient_ranges(empty, *data, loss="mse")
-    half = keras.layers.Dense(1, dtype="float16")
-    model = keras.Sequential([keras.Input([FEATURES]), half])
-    words = r"must have float32 weights, got .*in float16"
-    with pytest.raises(ValueError, match=words):
-        gradient_ranges(model, *data, loss="mse")
-    model = network(newest)
-    with pytest.raises(RuntimeError, match="must be called eagerly"):
-        tf.function(lambda: gradient_ranges(model, *data), autograph=False)()

@@ -1,118 +1,323 @@
-"""find_nonfinite: the layer at fault is named, and no other; the model as it was."""
+"""What find_nonfinite says of a step is true, and whoever follows it trains.
+
+This holds `causes.py`, `step.py` and `nonfinite.py`. The models are in
+`support/nonfinite_models.py`.
+"""
 
 from __future__ import annotations
+
+import re
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import policy_of, regression
-from overflowing import data_for
+from limits import skip_without
+from models import assert_same
+from nonfinite_models import (
+    CASES,
+    HEALTHY,
+    LIMITED,
+    OWN_STEPS,
+    Told,
+    made,
+    masks_gradients,
+    minimizing,
+    mse,
+    own,
+    update,
+)
 
-from lossscale import LossScaleOptimizer, find_nonfinite
+from lossscale import find_nonfinite, forward_ranges, gradient_ranges
+from lossscale.runtime import op_callbacks
+from lossscale.runtime.derivatives import derivative
+
+QUICK = {
+    *("0/0", "log(-1)", "sqrt'(0)", "0/1e-8", "0/0 of what was lost", "seam"),
+    *("sum in float16", "integers", "casts itself", "fixed scale", "weights"),
+    *("gan", "penalty", "summed", "cold cell", "attention"),
+}
 
 
-def chain(family, *layers, scale=16.0):
-    """Returns a compiled model of a dense layer, these, and one in float32."""
-    dense = family.keras.layers.Dense
-    with policy_of(family.keras, "mixed_float16"):
-        parts = [make(family.keras.layers) for make in layers]
-        first, last = dense(4, name="first"), dense(1, dtype="float32", name="last")
-        model = family.keras.Sequential([family.keras.Input((6,)), first, *parts, last])
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
-    model.compile(optimizer, loss="mse")
-    return model
+def rows(table):
+    """Returns the names in a table, of which few are quick."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        "name",
+        [name if name in QUICK else pytest.param(name, marks=slow) for name in table],
+    )
 
 
-@pytest.mark.parametrize("kind", ["inf", "-inf", "nan"])
-def test_what_a_layers_gradient_is_is_told(family, kind):
+def applied(model, x, y, steps):
+    """Trains, and returns how many steps were applied, 0 if the loss is not finite."""
+
+    def repeated(array):
+        return np.concatenate([array] * steps)
+
+    size = len(tf.nest.flatten(y)[0])
+    x, y = tf.nest.map_structure(repeated, (x, y))
+    losses = model.fit(x, y, batch_size=size, shuffle=False, verbose=0).history["loss"]
+    is_finite = np.isfinite(losses).all()
+    return int(model.optimizer.applied_steps.numpy()) if is_finite else 0
+
+
+@pytest.mark.every
+@rows({**CASES, **OWN_STEPS})
+def test_what_is_said_is_true_and_helps(family, name):
+    if name in LIMITED:
+        skip_without(LIMITED[name], family)
+    case = {**CASES, **OWN_STEPS}[name]
+    told = Told(family)
+    model, x, y = made(family, case.build, told)
+    found = find_nonfinite(model, x, y)
+    place = f"{found.where} {str(found.layer).split('/')[-1]}"
+    assert re.fullmatch(case.place, place)
+    assert re.search(case.says, str(found)), str(found)
+    assert bool(found) == (found.where != "scale")
+    if not case.is_promised:
+        return
+    assert applied(model, x, y, 8) < 4
+    while told.follow(str(found)):
+        # All layers that need float32 are named at once, and no other.
+        assert told.names in (set(), set(case.needs))
+        found = find_nonfinite(*made(family, case.build, told))
+    assert not found or "lower" in told.said, str(found)
+    assert told.names == set(case.needs)
+    model, x, y = made(family, case.build, told)
+    before = model.get_weights()
+    assert applied(model, x, y, 60) > 40
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert any(np.abs(b - a).max() for a, b in zip(before, model.get_weights()))
+
+
+@pytest.mark.every
+@rows(HEALTHY)
+def test_nothing_is_said_of_a_healthy_model(family, name):
+    model, x, y = made(family, HEALTHY[name])
+    held = [*model.weights, *getattr(model, "averages", ())]
+    find_nonfinite(model, x, y)  # which may create weights
+    before = [np.array(variable.numpy()) for variable in held]
+    found = find_nonfinite(model, x, y)
+    assert found.where is found.layer is None, str(found)
+    assert "Nothing is at fault" in str(found)
+    ranges = forward_ranges(model, x, y, verbose=0, batches=1)
+    assert ranges.need_float32 == ranges.need_cast == ranges.inside == (), str(ranges)
+    assert ranges.is_inside_known
+    grads = gradient_ranges(model, x, y, verbose=0, batches=1)
+    assert not grads.nonfinite.any(), str(grads)
+    assert_same(before, [np.array(variable.numpy()) for variable in held])
+    assert getattr(model, "steps", 0) == 0
+    assert applied(model, x, y, 20) > 12
+
+
+def chain_of(*computed):
+    """Returns what makes a model with layers "c0" and so on that compute in float16."""
+
+    def build(m):
+        layers = [
+            m.computing(lambda x, _, f=f: f(x), f"c{number}")
+            for number, f in enumerate(computed)
+        ]
+        model, x, _ = m.chain(m.before(), *layers, m.out())
+        return model, x[2:], np.ones_like(x[2:, :1])
+
+    return build
+
+
+def hands_back(number):
+    """Returns a function whose gradient is a number."""
+
     @tf.custom_gradient
     def broken(x):
-        return x, lambda upstream: upstream * 0 + float(kind)
+        return x, lambda upstream: upstream * 0 + number
 
-    model = chain(family, lambda layers: layers.Activation(broken, name="broken"))
-    found = find_nonfinite(model, *data_for("gated"))
-    assert (found.where, found.layer, found.kind) == ("gradient", "broken", kind)
-    assert "No loss scale helps" in str(found)
+    return broken
 
 
-def test_of_two_layers_with_one_input_the_guilty_one_is_named(family):
-    def root(x):
-        return tf.sqrt(tf.nn.relu(x) * 0)
-
-    layers = family.keras.layers
-    with policy_of(family.keras, "mixed_float16"):
-        given = family.keras.Input((6,))
-        hidden = layers.Dense(4, name="first")(given)
-        guilty, innocent = layers.Activation(root, name="root"), layers.Dense(4)
-        both = [guilty(hidden), innocent(hidden)]
-        model = family.keras.Model(given, layers.Dense(1)(layers.Add()(both)))
-    found = find_nonfinite(model, *data_for("gated"), loss="mse")
-    assert (found.where, found.layer) == ("gradient", "root")
+def two_layers_with_one_input(m):
+    given = m.keras.Input([8])
+    hidden = m.before()(given)
+    root = m.computing(lambda x, _: tf.sqrt(tf.nn.relu(x) * 0), "root")
+    both = [root(hidden), m.layer("Dense", 4, name="innocent")(hidden)]
+    model = m.keras.Model(given, m.out()(m.keras.layers.Add()(both)))
+    model.compile(m.optimizer(), loss="mse")
+    return model, np.ones([4, 8], np.float32), np.ones([4, 1], np.float32)
 
 
-def test_a_loss_scale_that_is_too_high_is_no_layers_fault(family):
-    found = find_nonfinite(chain(family, scale=2.0**40), *data_for("gated"))
-    assert not found
-    assert (found.where, found.layer, found.loss_scale) == ("scale", None, 2.0**40)
-    assert "2**40" in str(found)
+def one_small_error(m):
+    """A low loss scale rounds it to zero, and the other rows train."""
+    model, x, y = chain_of(lambda x: tf.sqrt(tf.abs(x)))(m)
+    x[0], y[0] = 0.0, 2.0**-18
+    return model, x, y
 
 
-def test_a_layer_that_is_given_too_much_is_named(family):
-    def times(layers):
-        return layers.Activation(lambda x: x * 1e9, name="times", dtype="float32")
+def hidden_beside_random_numbers(m):
+    """A generator that is in no layer goes on drawing."""
+    generator = tf.random.Generator.from_seed(1)
 
-    def narrow(layers):
-        return layers.Dense(4, name="narrow")
+    def compute(x):
+        hidden = tf.where(x < 1e3, x, tf.stop_gradient(tf.exp(x * 0 + 12)))
+        return hidden * tf.cast(generator.normal(tf.shape(x)), x.dtype)
 
-    found = find_nonfinite(chain(family, times, narrow), *data_for("gated"))
-    assert (found.where, found.layer, found.operation) == ("forward", "narrow", "Cast")
-    assert "before they were cast to float16" in str(found)
-
-
-def test_weights_that_are_not_finite(family):
-    model = chain(family)
-    weights = model.get_weights()
-    weights[0][0, 0] = np.nan
-    model.set_weights(weights)
-    found = find_nonfinite(model, *data_for("gated"))
-    assert (found.where, found.layer, found.kind) == ("weights", "first", "nan")
-    assert found.variables[0].endswith("first/kernel")
+    return chain_of(compute)(m)
 
 
-def test_a_layer_may_have_compiled_its_call(family):
-    class Compiled(family.keras.layers.Layer):
+def times_a_constant(x):
+    """A constant in float16 meets float32 as soon as the layer computes in it."""
+    return tf.raw_ops.Mul(x=x + 3, y=tf.constant(6e4, tf.float16)) * 6e4
+
+
+#: What is done: a pattern of `where`, layer, kind and operation, what is said, and what
+#: is not.
+PROGRAMS = {
+    "inf comes back": (
+        *(chain_of(hands_back(np.inf)), r"gradient c0 inf \w+"),
+        *("No loss scale helps", "-inf"),
+    ),
+    "-inf comes back": (
+        *(chain_of(hands_back(-np.inf)), r"gradient c0 -inf \w+"),
+        *("No loss scale helps", "NaN "),
+    ),
+    "nan comes back": (
+        *(chain_of(hands_back(np.nan)), r"gradient c0 nan \w+"),
+        *("No loss scale helps", "inf "),
+    ),
+    "two layers with one input": (
+        *(two_layers_with_one_input, "gradient root inf SqrtGrad"),
+        *("argument holds zeros", "innocent"),
+    ),
+    "a layer is given too much": (
+        chain_of(lambda x: tf.cast(x, tf.float32) * 1e9, tf.identity),
+        *("forward c1 -?inf Cast", "before they were cast to float16", "its gradient"),
+    ),
+    "a function that is compiled": (
+        chain_of(tf.function(lambda x: x * 3e4 * 3e4)),
+        *("forward c0 -?inf Mul", "c0", "could not"),
+    ),
+    # At 2**-24 all gradients are finite, and zero: the steps would be applied.
+    "a loss scale at which no gradient arrives is not advised": (
+        chain_of(lambda x: tf.sqrt(tf.nn.relu(x * 0))),
+        *("gradient c0 inf SqrtGrad", "argument holds zeros", r"2\*\*-24|Write"),
+    ),
+    "a low loss scale does not help against an infinite derivative": (
+        *(one_small_error, "gradient c0 -?inf SqrtGrad"),
+        *("argument holds zeros", "min_loss_scale"),
+    ),
+    # The line for the one is confirmed, and the other gets none.
+    "two faults of which float32 helps against one": (
+        chain_of(
+            lambda x: (x + 3) * 3e4 * 3 * 1e-5,
+            lambda x: x / tf.reduce_sum(x * 0, -1, True),
+        ),
+        "forward c0 inf Mul",
+        r"name='c0'\)(.|\n)*This alone is not enough. With it, another fault is left: "
+        "c1 (.|\n)*divisor holds zeros",
+        "name='c1'",
+    ),
+    "what cannot be tried": (
+        *(chain_of(times_a_constant), "forward c0 inf Mul"),
+        *("could not be tried", "undecided"),
+    ),
+    "gradients that are zero in float32, too": (
+        chain_of(lambda x: x * 0 + tf.exp(x * 0 + 12)),
+        *("forward c0 inf Exp", r"name='c0'\)(.|\n)*Whether it is enough is undecided"),
+        "could not be tried",
+    ),
+    "an overflow beside random numbers": (
+        *(hidden_beside_random_numbers, "forward c0 inf Exp"),
+        *("Whether they are wrong is undecided", "Later layers hide it"),
+    ),
+    "gradients that a step throws away": (
+        *(masks_gradients, "None None None None"),
+        *("Nothing is at fault", "bad"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_said_of_a_program(family, name):
+    build, place, says, never = PROGRAMS[name]
+    found = find_nonfinite(*made(family, build))
+    where = (found.where, found.layer, found.kind, found.operation)
+    assert re.fullmatch(place, " ".join(map(str, where)))
+    assert re.search(says, str(found)), str(found)
+    assert not re.search(never, str(found)), str(found)
+
+
+def test_forward_and_gradient_ranges_see_the_layers_of_a_step_of_ones_own(family):
+    model, x, y = made(family, OWN_STEPS["gan"].build)
+    found = forward_ranges(model, x, y, verbose=0)
+    assert [path.split("/")[-1] for path in found.need_float32] == ["bad"]
+    names = gradient_ranges(model, x, y, activations=True, verbose=0).names
+    assert any("before" in name for name in names)  # of the generator
+    assert any("out/" in name for name in names)  # of the critic
+    assert any("output of bad" in name for name in names)
+
+
+def test_a_thread_that_trains_meanwhile_is_not_stopped(family):
+    """Optimizers' methods are replaced in their classes, for one thread only."""
+    other, x, y = made(family, HEALTHY["where(log)"])
+    begun, ended = threading.Event(), threading.Event()
+
+    def train():
+        begun.wait()
+        other.train_on_batch(x, y)
+        ended.set()
+
+    def loss(network, x, _):
+        begun.set()
+        assert ended.wait(100)
+        return mse(network(x), 0.0)
+
+    other.train_on_batch(x, y)
+    thread = threading.Thread(target=train)
+    thread.start()
+    model = made(family, lambda m: minimizing(loss, m, m.before()))
+    assert find_nonfinite(*model).where is None
+    thread.join()
+    assert int(other.optimizer.applied_steps.numpy()) == 2
+
+
+def test_an_optimizer_of_ones_own_changes_nothing(family):
+    class Own:
         def __init__(self):
-            super().__init__(name="compiled")
-            self.inner = family.keras.layers.Dense(4, name="inner")
+            self.steps = 0
 
-        @tf.function
-        def call(self, x):
-            return self.inner(x) * 3e4 * 3e4
+        def apply_gradients(self, pairs):
+            self.steps += len(list(pairs))
 
-    found = find_nonfinite(chain(family, lambda _: Compiled()), *data_for("gated"))
-    assert (found.where, found.layer) == ("forward", "compiled")
+        def scale_loss(self, loss):
+            return loss
 
+    def step(model, x, y):
+        return update(model.mine, lambda: mse(model.network(x), y), model.network)
 
-# What it refuses
-
-
-def test_data_that_are_not_finite_are_refused(family):
-    model = regression(family, family.optimizers.SGD(0.5))
-    x, y = data_for("gated")
-    with pytest.raises(ValueError, match="`x` must be finite, got 48 values"):
-        find_nonfinite(model, x * np.nan, y)
-    with pytest.raises(ValueError, match="`y` must be finite, got 8 values"):
-        find_nonfinite(model, x, y * np.inf)
-    with pytest.raises(ValueError, match="`y` must be the targets"):
-        find_nonfinite(model, x)
+    model, x, y = made(family, lambda m: own(m, step, network=m.sequential(m.before())))
+    object.__setattr__(model, "mine", Own())
+    assert find_nonfinite(model, x, y).where is None
+    assert model.mine.steps == 0
 
 
-def test_models_that_cannot_be_asked_are_refused(family):
-    empty = family.keras.Sequential()
-    flat = family.keras.Sequential([family.keras.layers.Conv2D(2, 3)])
-    for model, words in (
-        (empty, "`model` must have layers"),
-        (flat, "`model` must be built, or take `x`"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            find_nonfinite(model, *data_for("gated"), loss="mse")
+@pytest.mark.each_version
+def test_tensorflow_says_whose_derivative_it_computes():
+    """Without it, a fault on the way back is taken for one of the forward pass."""
+    found = []
+
+    class Listener:
+        def note_op(self, kind, *_):
+            found.append((kind, derivative(__file__)))
+            return bool(found)
+
+    listener = Listener()
+    x = tf.constant([2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.sqrt(x)
+    op_callbacks.add(listener)
+    tape.gradient(y, x)
+    kinds = dict(found)
+    found.clear()
+    listener.note_op = lambda *_: False
+    tf.sqrt(x)
+    assert kinds["SqrtGrad"]["op_name"] == "Sqrt"
+    assert [tensor is y for tensor in kinds["SqrtGrad"]["outputs"]] == [True]

@@ -114,14 +114,6 @@ def results(simulation):
     return (*(array.tolist() for array in arrays), simulation.final_loss_scale)
 
 
-def test_a_loss_scale_that_only_keeps_the_largest_needs_none():
-    kept = DynamicLossScale(64, 2)
-    kept.keep_largest()
-    trace = flags(5)
-    found = results(simulate(kept, is_finite=trace))
-    assert found == results(simulate(DynamicLossScale(64, 2), is_finite=trace))
-
-
 @pytest.mark.slow
 def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(make):
     loss_scale = make()
@@ -196,8 +188,7 @@ def test_a_million_steps():
     found = simulate(DynamicLossScale(increment_period=1000), is_finite=trace)
     assert found.steps_lost == 250
     # Each four thousand steps: one bad, three growths.
-    assert found.final_loss_scale == 2.0**127
-    assert found.loss_scale[4000] == 2.0**17
+    assert (found.loss_scale[4000], found.final_loss_scale) == (2.0**17, 2.0**127)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
@@ -221,41 +212,38 @@ def test_limits_that_float32_does_not_hold():
     assert found.is_finite.tolist() == [True, True, False, False, False]
 
 
-def test_the_summary():
-    trace = [False, False, True, False, True, False, False, False]
-    scale = FixedLossScale(8, skip_nonfinite=True)
-    found = simulate(scale, is_finite=trace)
-    assert found.summary == {
-        "steps": 8,
-        "steps_lost": 6,
-        "overflows_applied": 0,
-        "longest_stall": 3,
-        "log2_below_limit": None,
-    }
-    assert repr(found) == "Simulation(steps=8, steps_lost=6, longest_stall=3)"
-    for trace, stall in (([True] * 4, 0), ([False] * 4, 4), ([False, True], 1)):
-        assert simulate(scale, is_finite=trace).longest_stall == stall
-    # 1, 2 and 0 below; lost; no limit.
-    found = simulate(scale, limit=[16.0, 32.0, 8.0, 4.0, np.inf])
-    assert found.log2_below_limit == 1.0
-    assert simulate(scale, limit=[4.0, np.inf]).log2_below_limit is None
-    found = simulate(FixedLossScale(8), is_finite=[True, False, False])
-    assert found.applied.all()
-    assert (found.steps_lost, found.overflows_applied) == (0, 2)
+SKIPPING = FixedLossScale(8, skip_nonfinite=True)
 
 
-def test_a_mirrored_loss_scale(mirrored):
+@pytest.mark.parametrize(
+    ("scale", "given", "expected"),
+    [
+        (SKIPPING, {"is_finite": [False] * 2 + [True, False] * 2}, (6, 4, 0, 2, None)),
+        (SKIPPING, {"is_finite": [True] * 4}, (4, 0, 0, 0, None)),
+        (SKIPPING, {"is_finite": [False] * 4}, (4, 4, 0, 4, None)),
+        (FixedLossScale(8), {"is_finite": [True, False, False]}, (3, 0, 2, 0, None)),
+        # 1, 2 and 0 below; lost; no limit.
+        (SKIPPING, {"limit": [16.0, 32.0, 8.0, 4.0, np.inf]}, (5, 1, 0, 1, 1.0)),
+        (SKIPPING, {"limit": [4.0, np.inf]}, (2, 1, 0, 1, None)),
+    ],
+)
+def test_the_summary(scale, given, expected):
+    found = simulate(scale, **given)
+    names = ("steps", "steps_lost", "overflows_applied", "longest_stall")
+    assert found.summary == dict(zip((*names, "log2_below_limit"), expected))
+    text = "Simulation(steps=2, steps_lost=1, longest_stall=1)"
+    assert repr(simulate(SKIPPING, is_finite=[False, True])) == text
+
+
+def test_loss_scales_in_use_are_as_they_were(family, mirrored):
     with mirrored.scope():
         loss_scale = DynamicLossScale(64, 2)
     found = simulate(loss_scale, is_finite=flags(6))
+    kept = DynamicLossScale(64, 2)
+    kept.keep_largest()  # which it does not need here
+    assert results(found) == results(simulate(kept, is_finite=flags(6)))
     assert results(found) == by_hand(DynamicLossScale(64, 2), flags(6))
     assert float(loss_scale) == 64.0
-    words = r"outside strategy\.scope"
-    with mirrored.scope(), pytest.raises(RuntimeError, match=words):
-        simulate(loss_scale, is_finite=flags(6))
-
-
-def test_a_loss_scale_in_use(family):
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.1), "torch")
     optimizer.get_scaled_loss(tf.constant(1.0))
     optimizer.apply_gradients([(tf.constant(np.inf), variable_of(family, 1.0))])
@@ -306,10 +294,13 @@ def test_bad_loss_scales(make):
         simulate(make(), is_finite=[True])
 
 
-def test_a_graph_is_refused():
+def test_a_graph_and_a_strategy_are_refused(mirrored):
     inside = tf.function(lambda: simulate(DynamicLossScale(), **ONE))
     with pytest.raises(RuntimeError, match="must be called eagerly"):
         inside()
+    words = r"outside strategy\.scope"
+    with mirrored.scope(), pytest.raises(RuntimeError, match=words):
+        simulate(DynamicLossScale(), **ONE)
 
 
 def test_the_picture_shows_the_run():

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 from every_loss_scale import CASES
+from exact import gradients
 from installed import each_keras, make_strategy
-from models import compiled, policy_of, variable_of
+from models import built, compiled, compiled_by, policy_of
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
-from lossscale.runtime.keras_versions import tensor_of
 
 tf.debugging.enable_check_numerics()
 
@@ -43,13 +43,10 @@ def alone(make, mode):
 
 def trained(family, mode, options):
     """Takes steps of both kinds of loop."""
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), **options)
-    weights = variable_of(family, [1.0, 2.0])
+    optimizer, weights = built(family, DynamicLossScale(), rate=0.01, **options)
 
     def step(x, unscales):
-        with tf.GradientTape() as tape:
-            scaled = optimizer.scale_loss(tf.reduce_sum(weights * x))
-        grads = tape.gradient(scaled, [tensor_of(weights)])
+        grads = gradients(optimizer.scale_loss, x, [weights])
         if unscales:
             grads = optimizer.get_unscaled_gradients(grads)
             grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
@@ -72,7 +69,7 @@ def fitted(family, mode, options):
         ]
         model = keras.Sequential(layers)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), **options)
-    model.compile(optimizer, "mse", run_eagerly=mode == "eager", jit_compile=False)
+    model.compile(optimizer, "mse", **compiled_by(mode))
     x, y = np.ones([16, 4], np.float32), np.zeros([16, 1], np.float32)
     monitor = LossScaleMonitor(
         verbose=0, check_underflow=True, restore_statistics=True, every=2

@@ -100,6 +100,10 @@ LIMITS = {
         lambda _: TENSORFLOW < (2, 5),
         "Keras 2.4's MultiHeadAttention gives its own dtype to none of its layers",
     ),
+    "acos in float16": (
+        lambda _: TENSORFLOW < (2, 11),
+        "acos, asin and atanh have no kernel for float16 in 2.4, and have in 2.11",
+    ),
     "compile(jit_compile=...)": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 9),
         "Keras 2 compiles no model with XLA before TensorFlow 2.9",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 from models import policy_of, seed_all
-from overflowing import Maker
+from overflowing import HOT, MODELS, Maker, data_for
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.runtime.keras_versions import tensor_of
@@ -51,10 +51,10 @@ class Told(Maker):
         scale = scale or DynamicLossScale(2.0**10, min_loss_scale=least)
         return LossScaleOptimizer(self.family.optimizers.SGD(rate), scale)
 
-    def chain(self, *layers, loss="mse", rate=1e-4, shift=1.0, units=FEATURES):
+    def chain(self, *layers, loss="mse", rate=1e-4, shift=1.0, **optimizer):
         """Returns a compiled model of layers in a row, with data and targets."""
-        model = self.sequential(*layers, units=units)
-        model.compile(self.optimizer(rate), loss=loss)
+        model = self.sequential(*layers)
+        model.compile(self.optimizer(rate, **optimizer), loss=loss)
         return model, *data(shift)
 
     def for_loss(self, *tensors):
@@ -62,7 +62,7 @@ class Told(Maker):
         is_wide = "wide loss" in self.said
         return [tf.cast(t, tf.float32) if is_wide else t for t in tensors]
 
-    def computing(self, name, compute):
+    def computing(self, compute, name="bad"):
         """Returns a layer that computes `compute(x, self)`."""
         return self.own(name, lambda x, _: compute(x, self))
 
@@ -78,11 +78,46 @@ class Told(Maker):
         return self.layer("Dense", units, use_bias=False, name="out", **given)
 
 
+def made(family, build, told=None):
+    """Returns a model of `build` under mixed_float16, its inputs and its targets."""
+    seed_all(family.keras)
+    with policy_of(family.keras, "mixed_float16"):
+        return build(told or Told(family))
+
+
 def data(shift=1.0):
     """Returns inputs and targets. The zero rows have an error, unless `shift` is 0."""
     x = np.random.default_rng(0).normal(size=[ROWS, FEATURES]).astype("float32")
     x[:2] = 0.0
     return x, x[:, :1] + np.float32(shift)
+
+
+class Case(NamedTuple):
+    """A model that dies: how it is made, and what the report must say.
+
+    Attributes:
+      build: Makes it of a `Told`: `(model, x, y)`.
+      place: A pattern of `where` and the last name of `layer` in the first report.
+      says: What the report says, a pattern.
+      needs: The names of the layers that must be float32, no more and no fewer.
+      is_promised: Whether the advice is to be followed.
+    """
+
+    build: object
+    place: str
+    says: str
+    needs: tuple = ()
+    is_promised: bool = True
+
+
+IN_FLOAT16 = "The loss is computed in float16"
+FLOAT32 = r"dtype=\"float32\", name='"
+DIVISOR, LOGS = "divisor holds zeros", "logarithm of a zero"
+NEGATIVE, AT_ONE = "holds negative numbers", "infinite at 1 and -1"
+ZEROS, POWER = "argument holds zeros", "negative power of zero"
+
+
+# Models with a layer "bad"
 
 
 def total(x):
@@ -93,34 +128,32 @@ def squares(x):
     return tf.reduce_sum(x * x, -1, keepdims=True)
 
 
-def same(x, _):
-    return x
-
-
 def near_one(x):
     """Returns 1 where x is 0."""
     return 1 - tf.tanh(tf.abs(x))
 
 
-def plus(compute, argument, beside=1.0):
-    """Computes something of an argument, with a small number if it is advised."""
-    return lambda x, m: compute(argument(x) + m.small) + beside * x
+# What reports advise of an argument, with a small number.
+def add(x, small):
+    return x + small
 
 
-def within(compute, argument, beside=1.0):
-    """Computes something of an argument that is limited to 1 if it is advised."""
-
-    def limited(x, m):
-        return tf.clip_by_value(x, m.small - 1, 1 - m.small) if m.small else x
-
-    return lambda x, m: compute(limited(argument(x), m)) + beside * x
+def clip(x, small):
+    return tf.clip_by_value(x, small - 1, 1 - small)
 
 
-def above(least, compute, argument):
-    """Computes something of an argument above a number, if that is advised."""
-    return lambda x, m: compute(
-        tf.maximum(argument(x), m.small + least) if m.small else argument(x)
-    )
+def above(least):
+    return lambda x, small: tf.maximum(x, small + least)
+
+
+def cured(cure, compute, argument=tf.identity, beside=0.0):
+    """Computes something of an argument: of one that is cured, if that is advised."""
+
+    def call(x, m):
+        given = argument(x)
+        return compute(cure(given, m.small) if m.small else given) + beside * x
+
+    return call
 
 
 def far(x, m):
@@ -132,52 +165,95 @@ def root_recomputed(x, m):
     return tf.recompute_grad(lambda y: tf.sqrt(tf.nn.relu(y) + m.small) + y)(x)
 
 
-ln, relu, one = tf.math.log, tf.nn.relu, tf.identity
-DIVISOR, LOGS = "divisor holds zeros", "logarithm of a zero"
-NEGATIVE, AT_ONE = "holds negative numbers", "infinite at 1 and -1"
-ZEROS, POWER = "argument holds zeros", "negative power of zero"
-#: What the layer "bad" computes, and what the report says. None: float32 helps.
+ln, relu, root = tf.math.log, tf.nn.relu, tf.sqrt
+#: What the layer "bad" computes, what the report says, and which layers must be
+#: float32. A name with ' is of a fault on the way back.
 LAYERS = {
     "0/0": (lambda x, m: x / (total(x) + m.small), DIVISOR),
-    "1/0": (lambda x, m: 1e-2 / (tf.abs(x) + m.small) + x, DIVISOR),
     "norm": (lambda x, m: x / tf.sqrt(squares(x) + m.small), DIVISOR),
-    "log(0)": (plus(ln, tf.abs, 0.0), LOGS),
-    "log(-1)": (above(0, ln, one), NEGATIVE),
-    "log1p(-1)": (plus(tf.math.log1p, lambda x: -tf.exp(-tf.abs(x)), 0.0), LOGS),
-    "log1p(-2)": (above(-1, tf.math.log1p, lambda x: x * 9), "numbers below -1"),
+    "log(0)": (cured(add, ln, tf.abs), LOGS),
+    "log(-1)": (cured(above(0), ln), f"{NEGATIVE}.*1e-3"),
+    "log1p(-2)": (cured(above(-1), tf.math.log1p, lambda x: x * 9), "numbers below -1"),
     "rsqrt(0)": (lambda x, m: x * tf.math.rsqrt(squares(x) + m.small), POWER),
-    "rsqrt(-1)": (above(0, tf.math.rsqrt, one), NEGATIVE),
-    "sqrt(-1)": (above(0, tf.sqrt, one), NEGATIVE),
-    "pow(-1)": (above(0, lambda x: x**0.5, one), NEGATIVE),
-    "pow(0)": (plus(lambda x: x**-0.5, relu, 0.0), POWER),
-    "acos(2)": (within(tf.acos, lambda x: x * 9, 0.0), "beyond it makes NaN"),
+    "sqrt(-1)": (cured(above(0), root), NEGATIVE),
+    "pow(-1)": (cured(above(0), lambda x: x**0.5), NEGATIVE),
+    "pow(0)": (cured(add, lambda x: x**-0.25, relu), POWER),
+    "acos(2)": (cured(clip, tf.acos, lambda x: x * 9), "beyond it makes NaN"),
+    "atanh(1)": (cured(clip, tf.atanh, near_one, 1.0), AT_ONE),
     "exp(800)": (lambda x, m: far(x, m) * 1e-5 + x, "exponential of a large number"),
-    "norm'(0)": (plus(tf.sqrt, squares), ZEROS),
-    "sqrt'(0)": (plus(tf.sqrt, relu), ZEROS),
-    "pow'(0)": (plus(lambda x: x**0.5, relu), ZEROS),
-    "acos'(1)": (within(tf.acos, near_one), AT_ONE),
-    "asin'(-1)": (within(tf.asin, lambda x: -near_one(x)), AT_ONE),
-    "atanh(1)": (within(tf.atanh, near_one), AT_ONE),
-    "recomputed": (root_recomputed, f"infinite derivative|{ZEROS}"),
-    "square": (lambda x, _: tf.sqrt(total((x * 1e3) ** 2) + 1.0) * 1e-3 + x, None),
-    "product": (lambda x, _: (x + 1) * 3e4 * 3 * 1e-5, None),
-    "exp(12)": (lambda x, _: tf.exp(x * 0 + 12) * 1e-5 + x, None),
-    "softmax": (lambda x, _: tf.exp(x * 30) / total(tf.exp(x * 30)), None),
-    "log(1e-8)": (lambda x, _: ln(tf.abs(x) + 1e-8) * 0.1 + x, None),
-    "sqrt'(1e-8)": (lambda x, _: tf.sqrt(relu(x) + 1e-8) + x, None),
-    "rsqrt(1e-8)": (lambda x, _: x * tf.math.rsqrt(squares(x) + 1e-8), None),
-    "0/1e-8": (lambda x, _: x / (tf.abs(x) + 1e-8) + x, None),
+    "norm'(0)": (cured(add, root, squares, 1.0), ZEROS),
+    "sqrt'(0)": (cured(add, root, relu, 1.0), ZEROS),
+    "pow'(0)": (cured(add, lambda x: x**0.5, relu, 1.0), ZEROS),
+    "acos'(1)": (cured(clip, tf.acos, near_one, 1.0), AT_ONE),
+    "sqrt'(0) recomputed": (root_recomputed, f"infinite derivative|{ZEROS}"),
+    "square": (
+        lambda x, _: root(total((x * 1e3) ** 2) + 1.0) * 1e-3 + x,
+        *(FLOAT32, "bad"),
+    ),
+    "product": (lambda x, _: (x + 1) * 3e4 * 3 * 1e-5, FLOAT32, "bad"),
+    "exp(12)": (lambda x, _: tf.exp(x * 0 + 12) * 1e-5 + x, FLOAT32, "bad"),
+    "softmax": (lambda x, _: tf.exp(x * 30) / total(tf.exp(x * 30)), FLOAT32, "bad"),
+    "log(1e-8)": (lambda x, _: ln(tf.abs(x) + 1e-8) * 0.1 + x, FLOAT32, "bad"),
+    "sqrt'(1e-8)": (lambda x, _: root(relu(x) + 1e-8) + x, FLOAT32, "bad"),
+    "0/1e-8": (lambda x, _: x / (tf.abs(x) + 1e-8) + x, FLOAT32, "bad", "before"),
     "masked row": (
         lambda x, _: x * tf.nn.softmax(x * 0 + tf.cast(tf.constant(-1e9), x.dtype)),
-        None,
+        *(FLOAT32, "bad"),
     ),
-    "hidden": (lambda x, _: x * tf.math.rsqrt(squares(x * 1e4) + 1e-2) * 1e3 + x, None),
+    "hidden": (
+        lambda x, _: x * tf.math.rsqrt(squares(x * 1e4) + 1e-2) * 1e3 + x,
+        *(FLOAT32, "bad"),
+    ),
 }
+#: Which of them need a kernel for float16 that not every version has.
+LIMITED = dict.fromkeys(("acos(2)", "acos'(1)", "atanh(1)"), "acos in float16")
 
 
 def layer_of(compute, m):
-    """A model with a layer that computes something."""
-    return m.chain(m.before(), m.computing("bad", compute), m.out())
+    return m.chain(m.before(), m.computing(compute), m.out())
+
+
+def lost_before(m):
+    """Numbers that are zero in float16 only."""
+    tiny = m.computing(lambda x, _: x * 1e-9, "tiny")
+    bad = m.computing(lambda x, _: x / (total(x) + 1e-20) * 3)
+    model, x, y = m.chain(m.before(), tiny, bad, m.out())
+    return model, x[2:], y[2:]
+
+
+def large_gradient(factor, bad, m):
+    """A gradient that float16 does not hold where it is cast."""
+
+    def loss(y, outputs):
+        return factor * (y - outputs) ** 2
+
+    return m.chain(m.before(), bad(m), m.out(), loss=loss, rate=2.0**-40)
+
+
+def fixed(m):
+    """A loss scale that is too high, and cannot fall."""
+    number = 2.0**8 if "smaller" in m.said else 2.0**30
+    scale = FixedLossScale(number, skip_nonfinite=True)
+    return m.chain(m.before(), m.out(), rate=1e-3, scale=scale)
+
+
+def bad_weights(m):
+    """Weights that are NaN: nothing that is written repairs them."""
+    model, x, y = m.chain(m.before(), m.out())
+    model.set_weights([np.full(w.shape, np.nan) for w in model.get_weights()])
+    return model, x, y
+
+
+def huge(kind, m):
+    kind = "float32" if "divide" in m.said else kind
+    x = np.arange(ROWS * FEATURES).reshape(ROWS, FEATURES) + 70000
+    given = m.keras.Input([FEATURES], dtype=kind)
+    model = m.keras.Sequential([given, m.layer("Dense", 1, name="first")])
+    model.compile(m.optimizer(1e-12), loss="mse")
+    return model, (x / 1e5 if "divide" in m.said else x).astype(kind), data()[1]
+
+
+# Models whose loss is at fault
 
 
 def loss_of(compute, m, shift=1.0, dtype="float32"):
@@ -187,6 +263,14 @@ def loss_of(compute, m, shift=1.0, dtype="float32"):
         return tf.reduce_mean(compute(tf.cast(y, outputs.dtype), outputs, m), -1)
 
     return m.chain(m.before(), m.out(dtype=dtype), loss=loss, shift=shift)
+
+
+def log_of_target(y, x, m):
+    return ln(tf.abs(y) + m.small) * 1e-3 * x + (y - x) ** 2
+
+
+def root_of_error(y, x, m):
+    return tf.sqrt((x - y) ** 2 + m.small)
 
 
 def sum_in_float16(y, x, m):
@@ -218,48 +302,43 @@ def percentage(m):
     return model, x, y * 0
 
 
-def huge(kind, m):
-    kind = "float32" if "divide" in m.said else kind
-    x = np.arange(ROWS * FEATURES).reshape(ROWS, FEATURES) + 70000
-    given = m.keras.Input([FEATURES], dtype=kind)
-    model = m.keras.Sequential([given, m.layer("Dense", 1, name="first")])
-    model.compile(m.optimizer(1e-12), loss="mse")
-    return model, (x / 1e5 if "divide" in m.said else x).astype(kind), data()[1]
+def _of_layer(name, compute, says, *needs):
+    place = "gradient bad" if "'" in name else "forward bad"
+    return Case(partial(layer_of, compute), place, says, needs)
 
 
-def large_gradient(factor, bad, m):
-    """A gradient that float16 does not hold where it is cast."""
-
-    def loss(y, outputs):
-        return factor * (y - outputs) ** 2
-
-    return m.chain(m.before(), bad(m), m.out(), loss=loss, rate=2.0**-40)
+def _small_before(m):
+    return m.layer("Dense", 4, name="bad")
 
 
-def fixed(m):
-    """A loss scale that is too high, and cannot fall."""
-    model, x, y = m.chain(m.before(), m.out())
-    number = 2.0**8 if "smaller" in m.said else 2.0**30
-    scale = FixedLossScale(number, skip_nonfinite=True)
-    model.compile(m.optimizer(scale=scale), loss="mse")
-    return model, x, y
+def _casting(m):
+    return m.computing(lambda x, _: tf.cast(x, tf.float16))
 
 
-def lost_before(compute, m):
-    """A model with numbers that are zero in float16 only."""
-    tiny = m.computing("tiny", lambda x, _: x * 1e-9)
-    model, x, y = m.chain(m.before(), tiny, m.computing("bad", compute), m.out())
-    return model, x[2:], y[2:]
+_BOTH, _TINY = ("bad", "before"), ("bad", "tiny")
+_SEAM = partial(large_gradient, 2.0**26, _small_before)
+_CASTING = partial(large_gradient, 2.0**20, _casting)
+_LOG = partial(loss_of, log_of_target, shift=0.0)
+_ROOT = partial(loss_of, root_of_error, shift=0.0)
+_SUM = partial(loss_of, sum_in_float16, dtype=None)
+CASES = {
+    **{name: _of_layer(name, *row) for name, row in LAYERS.items()},
+    "0/0 of what was lost": Case(lost_before, "forward bad", FLOAT32, _TINY),
+    "log(0) in the loss": Case(_LOG, "loss None", LOGS),
+    "sqrt'(0) in the loss": Case(_ROOT, "gradient None", ZEROS),
+    "sum in float16": Case(_SUM, "loss None", IN_FLOAT16),
+    "probability": Case(probability, "loss None", "1e-3"),
+    "percentage": Case(percentage, "gradient bad|loss None", FLOAT32, ("bad",)),
+    "large data": Case(partial(huge, "float32"), "data None", "largest value"),
+    "integers": Case(partial(huge, "int32"), "data None", "largest value"),
+    "seam": Case(_SEAM, "gradient bad", FLOAT32, _BOTH),
+    "casts itself": Case(_CASTING, "gradient bad", "min_loss_scale"),
+    "fixed scale": Case(fixed, "scale None", r"At 2\*\*30 .* no layer is at fault"),
+    "weights": Case(bad_weights, "weights before", "kernel.*checkpoint", (), False),
+}
 
 
-def bad_weights(m):
-    """Weights that are NaN: nothing that is written repairs them."""
-    model, x, y = m.chain(m.before(), m.out())
-    model.set_weights([np.full(w.shape, np.nan) for w in model.get_weights()])
-    return model, x, y
-
-
-# Models with a `train_step` of their own.
+# Models with a `train_step` of their own
 
 
 def update(optimizer, compute, *layers):
@@ -304,16 +383,26 @@ def own(m, step, *, is_compiled=False, rate=1e-5, **parts):
     return model, *data()
 
 
-def vae(times, m):
+def minimizing(loss_of, m, *layers, **options):
+    """Returns a model whose step minimizes `loss_of(network, x, y)`."""
+    network = m.sequential(*layers)
+
+    def step(model, x, y):
+        return update(model.optimizer, lambda: loss_of(network, x, y), network)
+
+    return own(m, step, network=network, **options)
+
+
+def vae(log_var, m):
     encoder = m.sequential(m.before(), m.layer("Dense", 4, name="code"))
     decoder = m.sequential(m.dense("decoder", units=FEATURES, dtype="float32"), units=2)
 
     def step(model, x, _):
         def loss():
-            mean, log_var = tf.split(encoder(x, training=True), 2, -1)
-            mean, log_var = m.for_loss(mean, log_var * 0 + times)
+            codes = m.for_loss(*tf.split(encoder(x, training=True), 2, -1))
+            mean, variance = codes[0], codes[1] * 0 + log_var
             z = mean + tf.random.normal(tf.shape(mean), dtype=mean.dtype) * 1e-3
-            apart = tf.reduce_mean(mean**2 + tf.exp(log_var) - log_var)
+            apart = tf.reduce_mean(mean**2 + tf.exp(variance) - variance)
             z = tf.cast(z, tf.float32)
             return mse(decoder(z), x) + tf.cast(apart, tf.float32) * 1e-4
 
@@ -323,10 +412,10 @@ def vae(times, m):
 
 
 def gan(compute, m):
+    """Two networks, each with an optimizer of its own."""
     generator = m.sequential(m.before(FEATURES))
     norm = m.keras.layers.BatchNormalization(name="n")
-    bad = m.computing("bad", compute)
-    critic = m.sequential(m.dense("c", units=4), bad, norm, m.out())
+    critic = m.sequential(m.dense("c", units=4), m.computing(compute), norm, m.out())
 
     def step(model, x, _):
         def of_critic():
@@ -344,7 +433,7 @@ def gan(compute, m):
 
 def diffusion(compute, m):
     """A step that is a tf.function, with an average of the weights."""
-    network = m.sequential(m.before(), m.computing("bad", compute), m.out(FEATURES))
+    network = m.sequential(m.before(), m.computing(compute), m.out(FEATURES))
     averages = [tf.Variable(tensor_of(w) * 1.0) for w in network.trainable_variables]
 
     def step(model, x, _):
@@ -362,25 +451,21 @@ def diffusion(compute, m):
 
 
 def distillation(kernel, m):
+    """A student that learns from a teacher, whose outputs are large."""
     constant = m.keras.initializers.Constant(kernel)
     logits = m.layer("Dense", 4, kernel_initializer=constant, name="bad")
-    student = m.sequential(m.before(), logits, m.out())
     teacher = m.sequential(m.dense("t"), m.dense("u", units=1))
 
-    def step(model, x, y):
-        def loss():
-            found = student(tf.abs(x) + 1, training=True)
-            return mse(found, teacher(x)) + mse(found, y)
+    def loss(student, x, y):
+        found = student(tf.abs(x) + 1, training=True)
+        return mse(found, teacher(x)) + mse(found, y)
 
-        return update(model.optimizer, loss, student)
-
-    # Its outputs are large.
-    return own(m, step, rate=1e-12, student=student, teacher=teacher)
+    return minimizing(loss, m, m.before(), logits, m.out(), rate=1e-12, teacher=teacher)
 
 
 def contrastive(compute, m):
     """Two tapes, two optimizers."""
-    one = m.sequential(m.before(), m.computing("bad", compute))
+    one = m.sequential(m.before(), m.computing(compute))
     two = m.sequential(m.dense("right", units=4), m.out(4))
 
     def step(model, x, _):
@@ -392,25 +477,21 @@ def contrastive(compute, m):
 
 def penalty(small, m):
     """A norm of a gradient in the step itself, of which some are zero."""
-    critic = m.sequential(m.before(), m.layer("ReLU", name="relu"), m.out())
 
-    def step(model, x, y):
-        def loss():
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                found = critic(x, training=True)
-            inner = tf.cast(tape.gradient(found, x), tf.float32)
-            norm = tf.sqrt(squares(inner) + max(small, m.small))
-            return mse(found, y) + 1e-3 * tf.reduce_mean((norm - 1) ** 2)
+    def loss(critic, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = critic(x, training=True)
+        inner = tf.cast(tape.gradient(found, x), tf.float32)
+        norm = tf.sqrt(squares(inner) + max(small, m.small))
+        return mse(found, y) + 1e-3 * tf.reduce_mean((norm - 1) ** 2)
 
-        return update(model.optimizer, loss, critic)
-
-    return own(m, step, critic=critic)
+    return minimizing(loss, m, m.before(), m.layer("ReLU", name="relu"), m.out())
 
 
 def accumulating(compute, m):
     """Gradients that are added up over two batches."""
-    network = m.sequential(m.before(), m.computing("bad", compute), m.out())
+    network = m.sequential(m.before(), m.computing(compute), m.out())
     weights = network.trainable_variables
     sums = [tf.Variable(tf.zeros(w.shape), trainable=False) for w in weights]
 
@@ -432,110 +513,41 @@ def accumulating(compute, m):
 
 def summed(m):
     """A loss that the step sums in float16."""
-    network = m.sequential(m.before(), m.out(dtype=None))
 
-    def step(model, x, y):
-        def loss():
-            (found,) = m.for_loss(network(x, training=True))
-            return tf.reduce_sum((tf.cast(y, found.dtype) - found) ** 2)
+    def loss(network, x, y):
+        (found,) = m.for_loss(network(x, training=True))
+        return tf.reduce_sum((tf.cast(y, found.dtype) - found) ** 2)
 
-        return update(model.optimizer, loss, network)
-
-    model, x, y = own(m, step, rate=1e-9, network=network)
+    model, x, y = minimizing(loss, m, m.before(), m.out(dtype=None), rate=1e-9)
     return model, x, y * 1e3
 
 
-class Case(NamedTuple):
-    """A model that dies: how it is made, and what the report must say.
+def masks_gradients(m):
+    """A step that throws gradients away that are not finite, and a metric is NaN."""
+    network = m.sequential(m.before(), m.computing(LAYERS["sqrt'(0)"][0]), m.out())
+    weights = network.trainable_variables
 
-    Attributes:
-      build: Makes it of a `Told`: `(model, x, y)`.
-      place: A pattern of `where` and the last name of `layer` in the first report.
-      says: What the report says, a pattern.
-      needs: The names of the layers that must be float32, no more and no fewer.
-      is_promised: Whether the advice is to be followed.
-    """
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = mse(network(x, training=True), y)
+        grads = tape.gradient(loss, list(map(tensor_of, weights)))
+        fine = [tf.where(tf.math.is_finite(g), g, tf.zeros_like(g)) for g in grads]
+        model.optimizer.apply_gradients(list(zip(fine, weights)))
+        return loss
 
-    build: object
-    place: str
-    says: str
-    needs: tuple = ()
-    is_promised: bool = True
+    return own(m, step, network=network)
 
 
-IN_FLOAT16 = "The loss is computed in float16"
-FLOAT32 = r"dtype=\"float32\", name='"
-_BACK = ("norm'", "sqrt'", "pow'", "acos'", "asin'", "recomputed", "sqrt'(1e-8)")
-_NEEDS = {"pow(0)": ("bad",), "0/1e-8": ("bad", "before")}
-
-
-def _of_layer(name, compute, says):
-    place = "gradient bad" if name.startswith(_BACK) else "forward bad"
-    needs = _NEEDS.get(name, () if says else ("bad",))
-    return Case(partial(layer_of, compute), place, says or FLOAT32, needs)
-
-
-def _small_in_log(y, x, m):
-    return ln(tf.abs(y) + m.small) * 1e-3 * x + (y - x) ** 2
-
-
-def _small_in_root(y, x, m):
-    return tf.sqrt((x - y) ** 2 + m.small)
-
-
-def _small_before(m):
-    return m.layer("Dense", 4, name="bad")
-
-
-def _casting(m):
-    return m.computing("bad", lambda x, _: tf.cast(x, tf.float16))
-
-
-def _lost(x, _):
-    return x / (total(x) + 1e-20) * 3
-
-
-_BOTH, _TINY, _SQUARE = ("bad", "before"), ("bad", "tiny"), LAYERS["square"][0]
-CASES = {
-    **{name: _of_layer(name, *row) for name, row in LAYERS.items()},
-    "0/0 of what was lost": Case(
-        partial(lost_before, _lost), "forward bad", FLOAT32, _TINY
-    ),
-    "log(0) in the loss": Case(
-        partial(loss_of, _small_in_log, shift=0.0), "loss None", LOGS
-    ),
-    "sqrt'(0) in the loss": Case(
-        partial(loss_of, _small_in_root, shift=0.0), "gradient None", ZEROS
-    ),
-    "sum in float16": Case(
-        partial(loss_of, sum_in_float16, dtype=None), "loss None", IN_FLOAT16
-    ),
-    "probability": Case(probability, "loss None", "1e-3"),
-    "percentage": Case(percentage, "gradient bad|loss None", FLOAT32, ("bad",)),
-    "large data": Case(partial(huge, "float32"), "data None", "largest value"),
-    "integers": Case(partial(huge, "int32"), "data None", "largest value"),
-    "seam": Case(
-        partial(large_gradient, 2.0**26, _small_before), "gradient bad", FLOAT32, _BOTH
-    ),
-    "casts itself": Case(
-        partial(large_gradient, 2.0**20, _casting), "gradient bad", "min_loss_scale"
-    ),
-    "fixed scale": Case(fixed, "scale None", "no layer is at fault"),
-    "weights": Case(bad_weights, "weights before", "checkpoint", (), False),
-}
-#: Those with a `train_step` of their own.
+_NORM, _SQUARE, _LOG_OF_0 = (LAYERS[name][0] for name in ("norm", "square", "log(0)"))
+_OWN_LOG = partial(accumulating, _LOG_OF_0)
 OWN_STEPS = {
     "vae": Case(partial(vae, 12.0), "loss None", IN_FLOAT16),
     "gan": Case(partial(gan, _SQUARE), "forward bad", FLOAT32, ("bad",)),
     "diffusion": Case(partial(diffusion, _SQUARE), "forward bad", FLOAT32, ("bad",)),
     "distillation": Case(partial(distillation, 3e4), "forward bad", FLOAT32, _BOTH),
-    "contrastive": Case(
-        partial(contrastive, LAYERS["norm"][0]), "forward bad", DIVISOR
-    ),
+    "contrastive": Case(partial(contrastive, _NORM), "forward bad", DIVISOR),
     "penalty": Case(partial(penalty, 0.0), "gradient None", ZEROS),
-    "accumulating": Case(
-        partial(accumulating, LAYERS["log(0)"][0]), "forward bad", LOGS
-    ),
+    "accumulating": Case(_OWN_LOG, "forward bad", LOGS),
     "summed": Case(summed, "loss None", IN_FLOAT16),
 }
 
@@ -545,6 +557,18 @@ OWN_STEPS = {
 
 def plain(compute, m):
     return layer_of(lambda x, _: compute(x), m)
+
+
+def same(x, _):
+    return x
+
+
+def cold(name, m):
+    """One of those that overflow in their forward pass, with smaller weights."""
+    m.is_hot = False
+    model = MODELS[name](m)
+    model.compile(m.optimizer(0.0), loss="mse")
+    return model, *data_for(name)
 
 
 def model_in_a_model(m):
@@ -566,29 +590,20 @@ def model_in_a_model(m):
     return model, x, x * 3e3
 
 
-def sequence(m, *layers, kind="float32"):
-    """A model of layers after four steps of time, with such data."""
-    shape = [4, FEATURES] if kind == "float32" else [4]
-    given = m.keras.Input(shape, dtype=kind)
-    model = m.keras.Sequential([given, *layers, m.out()])
+def sequence(m, *layers):
+    """A model of layers after four steps of time."""
+    model = m.keras.Sequential([m.keras.Input([4, FEATURES]), *layers, m.out()])
     model.compile(m.optimizer(), loss="mse")
     x, y = data()
-    x = np.repeat(x[:, None], 4, axis=1)
-    return model, (x if len(shape) > 1 else np.abs(x[:, :, 0]) * 3).astype(kind), y
+    return model, np.repeat(x[:, None], 4, axis=1), y
 
 
 def recurrent(kind, m, **arguments):
     return sequence(m, m.layer(kind, 4, name="loop", **arguments))
 
 
-def embedded(m):
-    """A mask that Keras hands on."""
-    embedding = m.layer("Embedding", 99, 4, mask_zero=True, name="e")
-    return sequence(m, embedding, m.layer("LSTM", 4, name="loop"), kind="int32")
-
-
 def attention(m):
-    """A mask of -1e9, by hand."""
+    """A mask of -1e9, by hand: -inf in float16 alone."""
 
     def attend(x, _):
         below = tf.linalg.band_part(tf.ones_like(x[:, :4, :4]), -1, 0)
@@ -596,6 +611,16 @@ def attention(m):
         return tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True) + mask), x)
 
     return sequence(m, m.own("attend", attend), m.pool())
+
+
+def embedded(m):
+    """A mask that Keras hands on."""
+    embedding = m.layer("Embedding", 99, 4, mask_zero=True, name="e")
+    layers = [embedding, m.layer("LSTM", 4, name="loop"), m.out()]
+    model = m.keras.Sequential([m.keras.Input([FEATURES], dtype="int32"), *layers])
+    model.compile(m.optimizer(), loss="mse")
+    x, y = data()
+    return model, (np.abs(x) * 3).astype("int32"), y
 
 
 def several(m):
@@ -607,23 +632,6 @@ def several(m):
     model.compile(m.optimizer(), loss=["mse", "mae"])
     x, y = data()
     return model, x, [y, y]
-
-
-def masks_gradients(m):
-    """A step that throws gradients away that are not finite, and a metric is NaN."""
-    bad = m.computing("bad", LAYERS["sqrt'(0)"][0])
-    network = m.sequential(m.before(), bad, m.out())
-    weights = network.trainable_variables
-
-    def step(model, x, y):
-        with tf.GradientTape() as tape:
-            loss = mse(network(x, training=True), y)
-        grads = tape.gradient(loss, list(map(tensor_of, weights)))
-        fine = [tf.where(tf.math.is_finite(g), g, tf.zeros_like(g)) for g in grads]
-        model.optimizer.apply_gradients(list(zip(fine, weights)))
-        return loss
-
-    return own(m, step, network=network)
 
 
 HEALTHY = {
@@ -642,17 +650,11 @@ HEALTHY = {
     "where(sqrt)": partial(
         plain, lambda x: tf.where(x > 0, tf.sqrt(x), tf.zeros_like(x))
     ),
-    "where(log)": partial(plain, lambda x: tf.where(x > 1e3, tf.math.log(x - 1e3), x)),
+    "where(log)": partial(plain, lambda x: tf.where(x > 1e3, ln(x - 1e3), x)),
     "hidden overflow": partial(
         plain, lambda x: tf.where(x < 1e3, x, tf.stop_gradient(tf.exp(x * 0 + 12)))
     ),
     "recomputed": partial(plain, tf.recompute_grad(lambda x: tf.nn.softplus(x) + x)),
     "several outputs": several,
+    **{f"cold {name}": partial(cold, name) for name in HOT},
 }
-
-
-def made(family, build, told=None):
-    """Returns a model of `build` under mixed_float16, its inputs and its targets."""
-    seed_all(family.keras)
-    with policy_of(family.keras, "mixed_float16"):
-        return build(told or Told(family))

@@ -28,8 +28,8 @@ class Maker:
       casts: The names of operations, or of layers, whose operations' inputs to cast.
     """
 
-    def __init__(self, keras, is_hot=True):
-        self.keras, self.is_hot = keras, is_hot
+    def __init__(self, keras):
+        self.keras, self.is_hot = keras, True
         self.names, self.casts = set(), set()
 
     def follow(self, text):
@@ -66,18 +66,6 @@ class Maker:
     def pool(self):
         return self.layer("GlobalAveragePooling1D", name="pool")
 
-    def growing(self, kind, name):
-        """Returns a recurrent layer, or a cell, that overflows in its own state."""
-        constant = self.keras.initializers.Constant
-        return self.layer(
-            kind,
-            4,
-            name=name,
-            activation="linear",
-            recurrent_initializer=constant(50.0),
-            kernel_initializer=constant(1.0),
-        )
-
     def own(self, name, call, **parts):
         """Returns a custom layer of the layers `parts`.
 
@@ -112,13 +100,6 @@ class Maker:
         for part in (*parts, self.head()):
             x = part(x)
         return self.keras.Model(given, x)
-
-
-def sequential(m):
-    """One layer that overflows, and others that pass its outputs on."""
-    layers = [m.dense("a"), m.hot(), m.layer("ReLU", name="relu")]
-    layers += [m.dense("next", 1e-3), m.layer("Dropout", 0.1, name="drop"), m.head()]
-    return m.keras.Sequential([m.keras.Input(FLAT), *layers])
 
 
 def attention(m):
@@ -246,7 +227,10 @@ def layer_in_a_block(m):
 
 def state(m):
     """A recurrent layer that overflows in its own state."""
-    return m.model(ROWS, m.growing("SimpleRNN", "rnn"), m.norm())
+    constant = m.keras.initializers.Constant
+    starts = {"recurrent_initializer": constant(50.0), "kernel_initializer": "ones"}
+    layer = m.layer("SimpleRNN", 4, name="rnn", activation="linear", **starts)
+    return m.model(ROWS, layer, m.norm())
 
 
 def batch_norm(m):
@@ -254,8 +238,8 @@ def batch_norm(m):
     return m.model(FLAT, m.hot(), m.layer("BatchNormalization", name="n"))
 
 
-_HOT = (sequential, attention, normalized, cell, gated)
-_HOT = (*_HOT, subclassed, nested, shared, masked, dictionary)
+_HOT = (attention, normalized, cell, gated, subclassed, nested)
+_HOT = (*_HOT, shared, masked, dictionary)
 _OTHERS = (product, gate_in_a_block, layer_in_a_block, state, batch_norm)
 MODELS = {make.__name__: make for make in (*_HOT, *_OTHERS)}
 #: The whole path of the layer "hot", of the models that are hot or not.
@@ -273,10 +257,10 @@ def data_for(name):
     return inputs, np.ones([8, 1], np.float32)
 
 
-def made(family, name, is_hot=True, policy="mixed_float16", maker=None):
+def made(family, name, policy="mixed_float16", maker=None):
     """Returns a compiled model, its inputs and its targets."""
     with policy_of(family.keras, policy):
-        model = MODELS[name](maker or Maker(family.keras, is_hot))
+        model = MODELS[name](maker or Maker(family.keras))
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), DynamicLossScale(1.0))
     model.compile(optimizer, loss="mse")
     return model, *data_for(name)

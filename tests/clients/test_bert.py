@@ -1,0 +1,52 @@
+"""A small BERT of KerasHub, on Keras 3, and the last of transformers for TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from clients import assert_trains_with_fit, keras2, keras3, tokens
+from models import policy_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_kerashubs_trains_with_fit():
+    keras = keras3()
+    hub = pytest.importorskip("keras_hub")
+    backbone = hub.models.BertBackbone(
+        vocabulary_size=32,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=16,
+        max_sequence_length=8,
+        dtype="mixed_float16",
+    )
+    model = hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=None)
+    ids = tokens(np.int64)
+    inputs = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids * 0 + 1}
+    assert_trains_with_fit(keras, model, inputs, ids)
+
+
+def test_that_of_transformers_trains_with_fit():
+    os.environ.setdefault("USE_TORCH", "0")
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "TFBertForSequenceClassification"):
+        pytest.skip("transformers 5 has no models for TensorFlow")
+    keras = keras2()
+    config = transformers.BertConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+    )
+    ids = tokens(np.int32)
+    inputs = {"input_ids": ids, "attention_mask": ids * 0 + 1}
+    with policy_of(keras, "mixed_float16"):
+        model = transformers.TFBertForSequenceClassification(config)
+        model(inputs)
+        assert_trains_with_fit(keras, model, inputs, ids)
