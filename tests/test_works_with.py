@@ -64,11 +64,14 @@ MODES = "tests/optimizer/test_loops_in_every_mode.py"
 SETTINGS = "tests/optimizer/test_composition.py"
 #: How a row of the page begins -> the file of the test that holds it, and words of it.
 HELD_BY = {
-    "`clipnorm`, `clipvalue`, `global_clipnorm`": (SETTINGS, '"global_clipnorm": ('),
-    "Weight decay": (SETTINGS, '"weight_decay": ('),
-    "Weight averages (`use_ema=True`)": (SETTINGS, '"ema": ('),
-    "`gradient_accumulation_steps` (Keras 3)": (SETTINGS, '"accumulation": ('),
-    "Learning rate schedules": (SETTINGS, '"schedule": ('),
+    "`clipnorm`, `clipvalue`, `global_clipnorm`": (SETTINGS, '"global_clipnorm": 0.5'),
+    "Weight decay": (SETTINGS, '"weight_decay": 0.5'),
+    "Weight averages (`use_ema=True`)": (SETTINGS, '"use_ema": True'),
+    "`gradient_accumulation_steps` (Keras 3)": (
+        SETTINGS,
+        '"gradient_accumulation_steps": 2',
+    ),
+    "Learning rate schedules": (SETTINGS, '"halved at every step"'),
     "`jit_compile=True`": (HERE, '"jit_compile": True'),
     "`steps_per_execution`": (HERE, '"steps_per_execution": 4'),
     "`run_eagerly=True`": (HERE, '"run_eagerly": True'),

@@ -61,7 +61,8 @@ def left_out(w: Watched) -> Texts:
     last = w.optimizer.last_spike()
     if last is None:  # the guard is one of the user's own
         where = w.batches.where(numbers)
-        yield f"Steps were skipped as {w.optimizer.guard.left_out_as}{where}."
+        why = w.optimizer.guard.left_out_as
+        yield f"{w.run.in_epoch}Steps were skipped as {why}{where}."
     else:
         yield f"""\
 A step was skipped as a spike{w.batches.where(numbers[-1:])}, {_size(last)}. It \

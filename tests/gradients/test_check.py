@@ -45,7 +45,7 @@ def check_of(kind, worst=INF, largest=None):
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), itertools.product([QUICK, SLOW, BAD], repeat=2)
+    ("first", "last"), [*itertools.product([QUICK, SLOW, BAD], repeat=2)]
 )
 def test_two_checks_together(first, last, mode):
     def joined():
