@@ -160,7 +160,7 @@ def _deserialized(
     if not (isinstance(cls, type) and issubclass(cls, HasVariables)):
         ours = [*LossScale.__subclasses__(), *Guard.__subclasses__()]
         names = [subclass.__name__ for subclass in ours]
-        near = arguments.did_you_mean(name, [*names, *(custom_objects or {})])
+        near = arguments.did_you_mean(name, {*names, *(custom_objects or {})} - {name})
         raise ValueError(
             f"`{argument}` must name a LossScale class that is registered, got "
             f"{name!r}.{near} Pass custom_objects={{...}}, or register the class with "
