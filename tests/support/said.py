@@ -141,6 +141,9 @@ def texts():
     found = {find.__name__: list(find(make())) for find, make in TRUE.items()}
     in_float32 = causes.of_large_gradients(seen("faults", policy="float32"))
     floor = DynamicLossScale(8.0, min_loss_scale=8.0)
+    guarded = with_spikes(1)
+    vars(guarded.optimizer)["last_spike"] = lambda: None  # as with a guard of one's own
+    found["own guard"] = list(findings.left_out(guarded))
     for name, scale in {"fixed": fixed(), "floor": floor}.items():
         found[name] = list(causes.of_high_scale(seen("faults", scale)))
     return {**found, "in float32": list(in_float32), "backup": beside_a_backup()}
