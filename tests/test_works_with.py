@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 from installed import ROOT
-from limits import skip_without
+from limits import TENSORFLOW, skip_without
 from models import assert_same, data, differ, inner_variables, regression
 from pages import PAGES
+from processes import printed
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
@@ -59,6 +60,40 @@ def test_frozen_layers_and_what_fit_reports(family, rng):
     assert differ(model.get_weights()[2:], before[2:])
 
 
+DETERMINISTIC = """
+import sys
+import numpy as np
+import tensorflow as tf
+import lossscale
+
+tf.config.experimental.enable_op_determinism()  # for the rest of the process
+tf.keras.mixed_precision.set_global_policy("mixed_float16")
+x = np.random.default_rng(0).normal(size=[256, 8])
+
+
+def trained():
+    tf.keras.utils.set_random_seed(1)
+    layers = [tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(1)]
+    model = tf.keras.Sequential(layers)
+    scale = lossscale.DynamicLossScale(2.0**22)  # the first steps overflow
+    optimizer = lossscale.LossScaleOptimizer(tf.keras.optimizers.Adam(1e-2), scale)
+    model.compile(optimizer, "mse", jit_compile=sys.argv[1] == "xla")
+    model.fit(x, x[:, :1], epochs=3, verbose=0)
+    assert scale.skipped_steps.numpy() > 0 and optimizer.applied_steps.numpy() > 0
+    return model.get_weights()
+
+
+assert all(np.array_equal(a, b) for a, b in zip(trained(), trained()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TENSORFLOW < (2, 8), reason="enable_op_determinism came later")
+@pytest.mark.parametrize("how", ["graph", "xla"])
+def test_two_deterministic_runs_are_equal_to_the_bit(how):
+    printed("-c", DETERMINISTIC, how)
+
+
 HERE = "tests/test_works_with.py"
 MODES = "tests/optimizer/test_loops_in_every_mode.py"
 SETTINGS = "tests/optimizer/test_composition.py"
@@ -75,6 +110,7 @@ HELD_BY = {
     "`jit_compile=True`": (HERE, '"jit_compile": True'),
     "`steps_per_execution`": (HERE, '"steps_per_execution": 4'),
     "`run_eagerly=True`": (HERE, '"run_eagerly": True'),
+    "`enable_op_determinism()`": (HERE, "enable_op_determinism()  # for"),
     "Sparse gradients (`Embedding`)": (MODES, "tf.gather(values[1], [1, 3, 1])"),
     "Gradients that are `None`": (MODES, '"a gradient that is None"'),
     "Frozen layers": (HERE, "test_frozen_layers_and_what_fit_reports"),
