@@ -17,8 +17,9 @@ import tensorflow as tf
 from exact import heard, of_loss
 from installed import families
 from models import built, compiled
+from version_1 import running, variable
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer
 from lossscale.runtime.keras_versions import tensor_of
 
 INF, NAN = float("inf"), float("nan")
@@ -111,6 +112,30 @@ def test_in_a_session_the_tenth_bad_loss_counts_too(legacy):
         for number, letter in enumerate(run, 1):
             session.run(done, {factor: NAN if letter == "N" else 1.0})
             assert session.run(value) == FITS / 2.0 ** ((number > 9) + (number > 35))
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_loss_in_a_branch_of_tensorflow_1_cannot_be_asked_outside_of_it(unscales):
+    """So its overflow counts, and its gradients are measured as they are applied."""
+    with running("session-of-1") as run:
+        engine = LossScaleEngine(DynamicLossScale(START), nonfinite_loss="skip")
+        scale, weight = engine.loss_scale, variable([4.0])
+        scale.keep_largest()
+
+        def build(factor):
+            def compute():
+                loss = engine.scale_loss(tf.reduce_sum(weight * factor))
+                grads = tf.compat.v1.gradients(loss, [weight])
+                return (engine.unscale(grads) if unscales else grads)[0]
+
+            grad = tf.cond(factor > 0.0, compute, compute)
+            return engine.apply([grad], [weight], lambda g, v: v[0].assign_sub(g[0]))
+
+        step = run.step(build)
+        for factor, left, expected in ((1, 3, START), (INF, 3, START / 2)):
+            step(factor)
+            assert (run.value(weight), run.value(scale())) == (left, expected)
+            assert run.value(scale.last_largest) == factor
 
 
 # Random programs. In each round every optimizer, or only some, scales the losses of a
