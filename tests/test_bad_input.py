@@ -118,8 +118,8 @@ def fixed(loader):
     return lambda config: loader({"class_name": "FixedLossScale", "config": config})
 
 
-def guarded(value):
-    return LossScaleOptimizer(sgd(), guard=value)
+def option(name):
+    return lambda value: LossScaleOptimizer(sgd(), **{name: value})
 
 
 resetting = with_argument(DynamicLossScale, "hysteresis_reset")
@@ -144,7 +144,14 @@ VALUES = [
     (TypeError, "loss_scale", CONFIGS, lossscale.get),
     (TypeError, 'config["config"]', OTHER_CONFIGS, fixed(lossscale.deserialize)),
     (TypeError, 'loss_scale["config"]', OTHER_CONFIGS, fixed(lossscale.get)),
-    (TypeError, "guard", [8, "spike", SpikeGuard], guarded),
+    (TypeError, "guard", [8, "spike", SpikeGuard], option("guard")),
+    (
+        ValueError,
+        "nonfinite_loss",
+        ["ignore", None, 1, "Skip"],
+        option("nonfinite_loss"),
+    ),
+    (ValueError, "communication_dtype", ["half", True], option("communication_dtype")),
 ]
 
 

@@ -1,7 +1,8 @@
 """Which loss is at fault of a bad step, and that no loss scale is held up for ever.
 
 With `nonfinite_loss="skip"` the loss scale is told nothing of a loss that was bad
-before it was scaled, unless there are too many of them.
+before it was scaled, unless there are too many of them. How many that are is the rule
+of scales/test_ignored_losses.py.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import tensorflow as tf
 from exact import heard, of_loss
 from installed import families
 from models import built, compiled
+from version_1 import running, variable
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer
 from lossscale.runtime.keras_versions import tensor_of
 
 INF, NAN = float("inf"), float("nan")
@@ -93,39 +95,11 @@ def test_a_bad_loss_is_at_fault_of_no_other_gradients(family, step_of):
     assert trained.optimizer.nonfinite_loss() == ("nan" if has_own else None)
 
 
-#: By letter the factors of the loss and of its gradients: good, bad, an overflow.
-FACTORS = {"T": (1.0, 1.0), "N": (NAN, 1.0), "O": (1.0, INF)}
-BURST = "N" * 9
-#: A run -> how often the loss scale is halved.
-RUNS = {
-    BURST + "T" * 36 + BURST: 0,  # a good step takes a quarter from the level
-    "N" * 10 + "T": 1,
-    "N" * 30 + "T": 3,
-    BURST + "T" * 8 + "O" + "NN": 1,  # an overflow takes nothing from the level
-    BURST + "T" * 8 + "O" + "NNN": 2,
-}
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_of_ten_bad_losses_in_a_row_at_most_nine_are_ignored(family, run):
-    trained = Trained(family, DynamicLossScale(FITS, 10**6))
-
-    @tf.function
-    def step(factor, size):
-        trained.apply([grad * size for grad in trained.scaled(factor)])
-
-    for letter in run:
-        factor, size = FACTORS[letter]
-        step(tf.constant(factor), tf.constant(size, tf.float16))
-        assert letter != "N" or trained.optimizer.nonfinite_loss() == "nan"
-    assert trained.state() == (FITS / 2 ** RUNS[run], run.count("T"))
-
-
 LEGACY = [family for family in families() if family.name == "keras2-legacy"]
 
 
 @pytest.mark.parametrize("legacy", LEGACY, ids=lambda family: family.name)
-def test_in_a_session_it_is_so_too(legacy):
+def test_in_a_session_the_tenth_bad_loss_counts_too(legacy):
     run = "N" * 10 + "TN" * 13 + "N"  # the tenth counts, and the last of the 13
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         inner, scale = legacy.optimizers.SGD(0.5), DynamicLossScale(FITS)
@@ -136,8 +110,32 @@ def test_in_a_session_it_is_so_too(legacy):
         done, value = optimizer.apply_gradients([(grad, weight)]), scale()
         session.run(tf.compat.v1.global_variables_initializer())
         for number, letter in enumerate(run, 1):
-            session.run(done, {factor: FACTORS[letter][0]})
+            session.run(done, {factor: NAN if letter == "N" else 1.0})
             assert session.run(value) == FITS / 2.0 ** ((number > 9) + (number > 35))
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_loss_in_a_branch_of_tensorflow_1_cannot_be_asked_outside_of_it(unscales):
+    """So its overflow counts, and its gradients are measured as they are applied."""
+    with running("session-of-1") as run:
+        engine = LossScaleEngine(DynamicLossScale(START), nonfinite_loss="skip")
+        scale, weight = engine.loss_scale, variable([4.0])
+        scale.keep_largest()
+
+        def build(factor):
+            def compute():
+                loss = engine.scale_loss(tf.reduce_sum(weight * factor))
+                grads = tf.compat.v1.gradients(loss, [weight])
+                return (engine.unscale(grads) if unscales else grads)[0]
+
+            grad = tf.cond(factor > 0.0, compute, compute)
+            return engine.apply([grad], [weight], lambda g, v: v[0].assign_sub(g[0]))
+
+        step = run.step(build)
+        for factor, left, expected in ((1, 3, START), (INF, 3, START / 2)):
+            step(factor)
+            assert (run.value(weight), run.value(scale())) == (left, expected)
+            assert run.value(scale.last_largest) == factor
 
 
 # Random programs. In each round every optimizer, or only some, scales the losses of a

@@ -11,7 +11,7 @@ import random
 import pytest
 import tensorflow as tf
 from exact import of_loss
-from models import inner_variables, variable_of
+from models import build, inner_variables, variable_of
 
 from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer, SpikeGuard
 from lossscale.optimizer.pending import StepState
@@ -41,8 +41,7 @@ def two_optimizers(family, guard=None):
     }
     for name, optimizer in optimizers.items():
         variables[name] = variable_of(family, [1.0])
-        optimizer.build([variables[name]])
-        optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+        build(optimizer, [variables[name]])
 
     def step(letter, number):
         name = "second" if number % 3 == 2 else "first"

@@ -1,7 +1,7 @@
 """The engine, held by an optimizer that is of no framework.
 
-In a graph, and on replicas: scales/test_guard.py takes steps of one in every mode, and
-test_cut_runs.py goes on from its checkpoint.
+Its steps in every mode are in scales/test_guard.py, and runs that go on from its
+checkpoint in test_cut_runs.py. A wrapper holds an engine, so the rest is in all tests.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from exact import heard
-from strategies import last_replica_gets, scope_of
+from exact import clip, gradients, heard
+from strategies import agreed, last_replica_gets
+from trained import ByEngine
 
 import lossscale
-from lossscale import DynamicLossScale, LossScaleEngine
+from lossscale import DynamicLossScale, LossScaleEngine, SpikeGuard
 from lossscale.optimizer.engine import EngineOfWrapper, Host
 
-MODES = ["graph", "mirrored"]
+INF, NAN = float("inf"), float("nan")
 
 
 class SGD:
@@ -34,106 +34,52 @@ class SGD:
             variable.assign_sub(self.learning_rate * grad)
 
 
-class Run:
-    """A loop around an engine. The true gradient of each weight is `gradient`."""
-
-    def __init__(self, mode, request, loss_scale=None, **options):
-        mirrored = request.getfixturevalue("mirrored") if mode == "mirrored" else None
-        self.strategy = mirrored or tf.distribute.get_strategy()
-        self.replicas, self.mode = self.strategy.num_replicas_in_sync, mode
-        self.optimizer = SGD(0.5 / self.replicas)
-        with scope_of(mirrored):
-            scale = DynamicLossScale(1024.0) if loss_scale is None else loss_scale
-            self.engine = LossScaleEngine(scale, **options)
-            same = tf.VariableAggregation.ONLY_FIRST_REPLICA
-            self.weight = tf.Variable([1.0, 1.0], aggregation=same)
-
-    def compiled(self, step):
-        """Returns a function of a number for each replica, which runs `step`."""
-        if self.mode != "mirrored":
-            step = tf.function(step)
-            return lambda *numbers: step(tf.constant(numbers[-1]))
-
-        def of_replica(first, last):
-            step(last_replica_gets(last, first))
-
-        run = tf.function(lambda *pair: self.strategy.run(of_replica, pair))
-        return lambda *pair: run(*map(tf.constant, pair))
-
-    def scaled_gradients(self, gradient):
-        with tf.GradientTape() as tape:
-            loss = self.engine.scale_loss(tf.reduce_sum(self.weight) * gradient)
-        return tape.gradient(loss, [self.weight])
-
-    def apply(self, grads):
-        return self.engine.apply(grads, [self.weight], self.optimizer.apply)
-
-
-@pytest.fixture(params=MODES)
-def mode(request):
-    return request.param
-
-
 @pytest.mark.parametrize("unscales", [False, True], ids=["scaled", "unscaled"])
-def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mode, request, unscales):
-    run = Run(mode, request)
-    engine = run.engine
+def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mirrored, unscales):
+    sgd = SGD(0.5 / mirrored.num_replicas_in_sync)
+    with mirrored.scope():
+        engine = LossScaleEngine(DynamicLossScale(1024.0))
+        same = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        weight = tf.Variable([1.0, 1.0], aggregation=same)
 
-    def step(gradient):
-        grads = run.scaled_gradients(gradient)
-        if unscales:
-            grads = engine.unscale(grads)
-            grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-        run.apply(grads)
+    def replica(last):
+        grads = gradients(engine.scale_loss, last_replica_gets(last, 1.0), [weight])
+        grads = clip(engine.unscale(grads)) if unscales else grads
+        engine.apply(grads, [weight], sgd.apply)
 
-    step = run.compiled(step)
-    step(1.0, 1.0)
-    np.testing.assert_array_equal(run.weight.numpy(), [0.5, 0.5])
-    step(1.0, float("inf"))
-    np.testing.assert_array_equal(run.weight.numpy(), [0.5, 0.5])
-    assert float(engine.loss_scale) == 512
-    assert engine.loss_scale.skipped_steps.numpy() == 1
+    step = tf.function(lambda last: mirrored.run(replica, (last,)))
+    for last, left, scale in ((1.0, 0.5, 1024), (INF, 0.5, 512), (1.0, 0.0, 512)):
+        step(tf.constant(last))
+        assert agreed(mirrored, weight).tolist() == [left, left]
+        assert float(engine.loss_scale) == scale
     assert engine.nonfinite_loss() == "inf"
-    step(1.0, 1.0)
-    np.testing.assert_array_equal(run.weight.numpy(), [0.0, 0.0])
     assert engine.applied_steps.numpy() == 2
-    numbers = [number for number, _ in engine.record.skipped()[1]]
-    assert numbers == [1]
+    assert [number for number, _ in engine.record.skipped()[1]] == [1]
 
 
-@pytest.mark.parametrize("how", ["backoff", "skip"])
-def test_what_was_not_finite_is_named_and_a_bad_loss_told_unless_skipped(
-    mode, request, how
-):
-    run = Run(mode, request, DynamicLossScale(2.0**120), nonfinite_loss=how)
-    loss_scale = run.engine.loss_scale
-
-    def step(gradient, bad):
-        (grad,) = run.scaled_gradients(bad)
-        run.apply([grad * gradient])
-
-    of_gradients = run.compiled(lambda gradient: step(gradient, 1.0))
-    of_gradients(1.0, 2.0**100)
-    ((name, kind, variable),) = run.engine.nonfinite_gradients()
-    assert (name, kind) == (run.weight.name.split(":")[0], "inf")
-    assert variable is run.weight
-    assert run.engine.nonfinite_loss() is None
-    assert float(loss_scale) == 2.0**119
-    of_loss = run.compiled(lambda gradient: step(1.0, gradient))
-    of_loss(1.0, float("nan"))
-    assert run.engine.nonfinite_loss() == "nan"
-    assert float(loss_scale) == (2.0**118 if how == "backoff" else 2.0**119)
-    assert loss_scale.skipped_steps.numpy() == 2
-    assert run.engine.applied_steps.numpy() == 0
-    np.testing.assert_array_equal(run.weight.numpy(), [1.0, 1.0])
+def test_what_was_not_finite_is_named_and_a_bad_loss_told():
+    ours = ByEngine(DynamicLossScale(2.0**120), nonfinite_loss="skip")
+    engine, scaled = ours.engine, gradients(ours.scale, 2.0**100, [ours.weight])
+    ours.apply(scaled)
+    ((name, kind, variable),) = engine.nonfinite_gradients()
+    assert (name, kind) == (ours.weight.name.split(":")[0], "inf")
+    assert variable is ours.weight
+    assert (engine.nonfinite_loss(), float(engine.loss_scale)) == (None, 2.0**119)
+    ours.apply(gradients(ours.scale, NAN, [ours.weight]))
+    assert (engine.nonfinite_loss(), float(engine.loss_scale)) == ("nan", 2.0**119)
+    assert ours.state() == ([1.0, 2.0], [2.0**119, 2, 0])
 
 
-def test_the_names_in_a_checkpoint(tmp_path, request):
-    run = Run("graph", request)
-    path = tf.train.Checkpoint(engine=run.engine).save(str(tmp_path / "here"))
+def test_the_names_in_a_checkpoint(tmp_path):
+    engine = LossScaleEngine("dynamic", guard=SpikeGuard(window=4))
+    path = tf.train.Checkpoint(engine=engine).save(str(tmp_path / "here"))
     names = [name.split("/.ATTR")[0] for name, _ in tf.train.list_variables(path)]
     assert sorted(name for name in names if name.startswith("engine/")) == [
         "engine/applied_steps",
+        "engine/guard/above_in_a_row",
+        "engine/guard/limit",
+        "engine/guard/recent",
+        "engine/guard/spikes",
         "engine/loss_scale/bad_steps",
         "engine/loss_scale/consecutive_skipped_steps",
         "engine/loss_scale/current_loss_scale",
@@ -143,35 +89,24 @@ def test_the_names_in_a_checkpoint(tmp_path, request):
     ]
 
 
-def test_a_count_of_ones_own_is_not_counted_for_it(request):
-    mine = tf.Variable(7, dtype=tf.int64)
-    run = Run("graph", request)
-    run.engine = EngineOfWrapper(Host(lambda: mine), DynamicLossScale(1024.0))
-    run.apply(run.scaled_gradients(1.0))
-    assert run.engine.applied_steps is mine
+def test_a_count_of_ones_own_is_not_counted_for_it():
+    mine, ours = tf.Variable(7, dtype=tf.int64), ByEngine(DynamicLossScale(1024.0))
+    ours.engine = EngineOfWrapper(Host(lambda: mine), DynamicLossScale(1024.0))
+    for factor in (1.0, INF):
+        ours.apply(gradients(ours.engine.scale_loss, factor, [ours.weight]))
+    assert ours.engine.applied_steps is mine
     assert mine.numpy() == 7
-    run.apply(run.scaled_gradients(float("inf")))
-    assert [number for number, _ in run.engine.record.skipped()[1]] == [7]
+    assert [number for number, _ in ours.engine.record.skipped()[1]] == [7]
 
 
-def test_bad_arguments_are_refused():
-    for name, value, error in (
-        ("loss_scale", None, TypeError),
-        ("loss_scale", -1.0, ValueError),
-        ("communication_dtype", "int8", ValueError),
-    ):
-        with pytest.raises(error, match=f"`{name}` must "):
-            LossScaleEngine(**{name: value})
-
-
-def test_gradients_of_another_shape_are_refused_before_the_step_is_counted(request):
-    run = Run("graph", request)
+def test_gradients_of_another_shape_are_refused_before_the_step_is_counted():
+    ours = ByEngine(DynamicLossScale(1024.0))
     rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([0, 1]), tf.constant([2]))
     for grad in (tf.ones([3]), rows):
-        run.scaled_gradients(1.0)
+        ours.scale(tf.constant(1.0))
         with pytest.raises(ValueError, match="`grads` must have the shapes"):
-            run.apply([grad])
-    assert run.engine.loss_scale.good_steps.numpy() == 0
+            ours.apply([grad])
+    assert ours.engine.loss_scale.good_steps.numpy() == 0
 
 
 def test_neither_the_engine_nor_what_it_stands_on_knows_a_keras():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from exact import Trained, of_loss
 from limits import skip_without
-from models import assert_same, compiled, differ, variable_of
+from models import assert_same, build, compiled, differ, variable_of
 from strategies import assert_bit_equal, last_replica_gets, scope_of
 
 import lossscale
@@ -75,8 +75,7 @@ def six(family):
 def test_each_gradient_at_fault_is_told_and_how(six, mode):
     """The optimizer is built in its first step, or before."""
     if mode != "graph":
-        six.optimizer.build(six.variables)
-        six.optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+        build(six.optimizer, six.variables)
     assert six.told() == ({}, None)
     six.step(mode=mode)
     assert six.told() == ({}, None)
@@ -146,8 +145,7 @@ def test_an_overflow_that_the_division_makes_is_told(
 
 
 def test_lists_of_variables_that_are_applied_in_turn(six):
-    six.optimizer.build(six.variables)
-    six.optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+    build(six.optimizer, six.variables)
     bad, good = tf.constant([1.0, 1.0, INF]), tf.ones([3])
 
     @tf.function

@@ -17,8 +17,6 @@ from exact import S, Trained, heard, sharing, warned
 from limits import skip_without
 from models import compiled, variable_of
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
-
 NAN, INF = float("nan"), float("inf")
 #: AutoGraph's loops and branches are Python's in eager mode.
 each_mode = pytest.mark.parametrize(
@@ -231,23 +229,6 @@ def test_one_of_two_is_trained_now_and_then(pair, get, first_leads, scaled_withi
             step(tf.constant(factors), tf.constant(now))
             assert first.state() == state
     assert (first.subtracted(), second.subtracted()) == (1.25, 0.5)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_an_inner_optimizer_may_be_built_before_it_is_wrapped(family, mode):
-    if family.name != "keras3":
-        pytest.skip("Keras 3's apply")
-    trained = Trained(family)
-    inner = family.optimizers.SGD(1.0)
-    inner.build(trained.variables)
-    trained.optimizer = LossScaleOptimizer(inner, DynamicLossScale(S, 1000))
-    step = compiled(
-        lambda factor: trained.optimizer.apply(clipped(trained, factor)), mode
-    )
-    with warned(0):
-        for factor, left in ((1.0, 1.0), (INF, 1.0), (1.0, 2.0)):
-            step(tf.constant(factor))
-            assert trained.subtracted() == left
 
 
 def test_copies_of_two_that_share_do_share(family):

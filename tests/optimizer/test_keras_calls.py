@@ -71,6 +71,29 @@ def test_variables_are_keras_variables_of_the_loss_scale(family):
     assert float(optimizer.loss_scale) == 8.0
 
 
+def test_an_optimizer_that_is_built_before_it_is_wrapped_needs_no_variables(family):
+    only_keras3(family)
+    variable, inner = family.keras.Variable([1.0]), family.optimizers.SGD(1.0)
+    inner.build([variable])
+    optimizer = LossScaleOptimizer(inner, DynamicLossScale(64.0))
+    for grad in (0.5, np.inf):
+        optimizer.apply([optimizer.scale_loss(tf.constant([grad]))])
+        assert variable.numpy().tolist() == [0.5]
+    (fault,) = optimizer.nonfinite_gradients()
+    assert fault.variable is variable
+
+
+def test_values_of_another_shape_in_a_file_change_nothing(family):
+    only_keras3(family)
+    optimizer, store = built(family).optimizer, {}
+    optimizer.save_own_variables(store)
+    store.update(good_steps=np.int64(3), current_loss_scale=np.ones([2], np.float32))
+    before = scale_state(optimizer)
+    with pytest.raises(ValueError, match="`weights` must be the"):
+        optimizer.load_own_variables(store)
+    assert scale_state(optimizer) == before
+
+
 class TestAnH5File:
     """Keras 3 builds the optimizer of an .h5 file before it knows the variables.
 

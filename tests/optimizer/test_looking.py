@@ -115,18 +115,3 @@ def test_what_no_list_covers_is_measured_as_it_is_applied(family, second, mode):
     for first, other in ((4.0, 2.0), (2.0, 8.0)):
         step(tf.constant([first]), tf.constant([-other]))
         assert float(loss_scale.last_largest) == max(first, other)
-
-
-def test_of_two_optimizers_that_share_it_the_larger_one_counts(family):
-    loss_scale = HeadroomLossScale(half_life=1e4)
-    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
-
-    @tf.function
-    def both(factors):
-        for step, factor in zip(steps, tf.unstack(factors)):
-            step(tf.stack([factor, 0.0]))
-
-    for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [np.inf, 1.0]):
-        both(tf.constant(factors))
-        assert float(loss_scale.last_largest) == max(factors)
-    assert (int(loss_scale.skipped_steps), int(loss_scale.good_steps)) == (1, 0)

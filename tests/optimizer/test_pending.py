@@ -7,6 +7,8 @@ in provenance/test_expressions.py.
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +17,6 @@ from exact import (
     S,
     Trained,
     changes_nothing,
-    clip,
     gradients,
     heard,
     sharing,
@@ -237,6 +238,11 @@ def of_mapped_batches(make):
     return mapped.reduce(tf.zeros([4]), lambda x, y: x + y)
 
 
+def of_one_mapped_batch(make):
+    mapped = tf.data.Dataset.range(1).map(lambda _: 3.0 * make())
+    return tf.data.experimental.get_single_element(mapped)
+
+
 def of_python(make):
     return tf.ensure_shape(tf.py_function(lambda x: x * 3.0, [make()], tf.float32), [4])
 
@@ -248,7 +254,10 @@ def of_numpy(make):
 
 @each_way
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("source", [of_batches, of_mapped_batches, of_python, of_numpy])
+@pytest.mark.parametrize(
+    "source",
+    [of_batches, of_mapped_batches, of_one_mapped_batch, of_python, of_numpy],
+)
 def test_the_state_decides_of_what_nobody_can_follow(trained, way, source, mode):
     def step():
         trained.apply([source(lambda: way(trained, 0.5)[0])])
@@ -444,6 +453,44 @@ def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(famil
     assert scale_of(first).has_scaled
 
 
+# The state of a step, on the device, and who moves it.
+
+
+@pytest.mark.smoke
+def test_each_call_of_ours_moves_it(trained):
+    state = trained.optimizer.engine.division.state
+
+    def number():
+        return float(state.read())
+
+    assert number() == 0.0
+    grads = trained.scaled(1.0)
+    assert number() == S
+    grads = trained.optimizer.get_unscaled_gradients(grads)
+    assert number() == -S
+    trained.apply(grads)
+    assert number() == -S
+    trained.optimizer.loss_scale.scale(tf.constant(1.0))
+    assert number() == S
+
+
+@pytest.mark.smoke
+def test_an_optimizer_that_was_deleted_no_longer_counts(family):
+    """Whether it waits is written only while another one shares the loss scale."""
+    first, second = sharing(family)
+    first.build()
+    grads = first.scaled(0.5)
+    del second
+    gc.collect()
+    first.apply(grads)
+    division = first.optimizer.engine.division
+    assert not division.uses.has_several
+    assert float(division.state.waiting) == 1.0
+    first.optimizer.loss_scale.scale(tf.constant(1.0))
+    assert float(division.state.read()) > 0.0
+    assert first.subtracted() == 0.5
+
+
 # Where the state is, and where there is none.
 
 
@@ -457,26 +504,6 @@ def test_it_is_in_no_checkpoint_and_in_no_list_of_variables(trained, tmp_path):
     variables = optimizer.variables
     variables = variables() if callable(variables) else variables
     assert not [v for v in variables if v.name.split(":")[0] in state]
-
-
-def test_a_training_step_that_was_exported_goes_on(family, trained, tmp_path):
-    if family.name == "keras3":
-        pytest.skip("a SavedModel tracks no variable of Keras 3's")
-    module, (weight,) = tf.Module(), trained.variables
-    module.weight, module.optimizer = weight, trained.optimizer
-
-    @tf.function(input_signature=[tf.TensorSpec([])])
-    def step(factor):
-        trained.apply(changes_nothing(clip(trained.unscaled(factor))))
-        return tf.identity(weight)
-
-    module.step = step
-    step(tf.constant(0.5))
-    tf.saved_model.save(module, str(tmp_path))
-    loaded = tf.saved_model.load(str(tmp_path))
-    for factor, left in ((INF, 0.5), (0.5, 1.0)):
-        found = loaded.step(tf.constant(factor)).numpy()
-        np.testing.assert_array_equal(found, START - left)
 
 
 def test_a_session_divides_what_is_of_unknown_origin_by_what_multiplied_the_loss():

@@ -5,6 +5,7 @@ That every route keeps the whole state is in test_routes.py.
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -90,6 +91,48 @@ def test_a_config_through_json(family):
         # TensorFlow 2.10 has two classes of one name, one derived from the other.
         assert issubclass(type(first.inner_optimizer), type(second.inner_optimizer))
         assert json.loads(json.dumps(second.get_config())) == config
+
+
+#: An option, its value, and what a config holds of it: nothing of a function.
+OPTIONS = [
+    ("nonfinite_loss", "skip", "skip"),
+    ("communication_dtype", tf.float16, "float16"),
+    ("gather", tf.identity, None),
+]
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(("name", "value", "written"), OPTIONS)
+def test_an_option_is_in_a_config_only_if_it_is_set_and_always_in_copies(
+    family, name, value, written
+):
+    keras = family.keras
+
+    def made(**options):
+        return LossScaleOptimizer(family.optimizers.SGD(0.25), "dynamic", **options)
+
+    def option_of(optimizer):
+        return optimizer.engine._options().get(name)
+
+    optimizer, kept = made(**{name: value}), written or value
+    assert name not in made().get_config()
+    assert name not in repr(made())
+    assert f"{name}={kept!r}" in repr(optimizer)
+    config = json.loads(json.dumps(optimizer.get_config()))
+    assert config.get(name) == written
+    by_keras = keras.optimizers.serialize(optimizer)
+    for again in (
+        LossScaleOptimizer.from_config(config),
+        keras.optimizers.deserialize(by_keras),
+    ):
+        assert option_of(again) == written
+        assert again.get_config() == optimizer.get_config()
+    if name != "gather":
+        own = keras.mixed_precision.LossScaleOptimizer(family.optimizers.SGD(0.25))
+        assert option_of(LossScaleOptimizer.from_keras(own, **{name: value})) == kept
+    assert option_of(optimizer.with_loss_scale("dynamic")) == kept
+    skip_without("copying", family)
+    assert option_of(copy.deepcopy(made(**{name: value}))) == kept
 
 
 def test_a_class_of_the_users_is_found_by_its_name_or_if_it_is_registered(family):

@@ -155,17 +155,6 @@ def test_a_gather_that_cannot_be_is_refused(mirrored):
     assert ours.state() == ([1.0, 2.0], [64.0, 0.0, 0.0])
 
 
-def test_copies_keep_the_gather_and_no_config_has_it(family):
-    gather = lambda row: row[tf.newaxis]  # noqa: E731
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), 8.0, gather=gather)
-    assert "gather" not in optimizer.get_config()
-    if family.name == "keras3":  # the optimizers of Keras 2 cannot be copied
-        assert copy.deepcopy(optimizer).engine.gather is gather
-    again = LossScaleOptimizer.from_config(optimizer.get_config())
-    assert again.engine.gather is None
-    assert optimizer.with_loss_scale("dynamic").engine.gather is gather
-
-
 def test_a_variable_on_a_mesh_is_refused(family):
     dtensor = getattr(tf.experimental, "dtensor", None)
     if dtensor is None or not hasattr(dtensor, "create_mesh"):

@@ -85,6 +85,25 @@ def test_one_loss_scaled_by_one_of_them(family, unscales):
     assert float(loss_scale) == 128.0
 
 
+def test_of_applies_in_the_branches_of_a_condition_only_one_runs(pair):
+    """They are of the same step as what the other optimizer applied before."""
+    first, second = pair
+
+    @tf.function
+    def step(has_first):
+        one, two = first.scaled(0.5), second.scaled(0.5)
+        second.apply(two)
+        if has_first:
+            first.apply(one)
+        else:
+            first.apply([2.0 * grad for grad in one])
+
+    for number, has_first in enumerate((True, False, False), 1):
+        step(tf.constant(has_first))
+        assert first.state() == (S, number, 0)
+    assert (first.subtracted(), second.subtracted()) == (2.5, 1.5)
+
+
 def test_each_may_be_applied_more_often_than_the_other(family):
     both = sharing(family)
     for index in [0, 0, 0, 1] * 2:

@@ -195,22 +195,22 @@ def test_rows_that_add_up_to_infinity_are_skipped(family, mirrored):
         grad = tf.IndexedSlices(values, indices, tf.constant([5, 2]))
         optimizer.apply_gradients([(grad, table)])
 
-    @tf.function
-    def step(*args):
-        mirrored.run(replica, args=tuple(map(tf.constant, args)))
-
-    step([0, 1], [3, 3], 0.0)  # 4e4
-    step([3, 3], [1, 3], 0.0)  # 6e4
-    assert scale.skipped_steps.numpy() == 0
-    before = agreed(mirrored, table)
-    assert (before[[2, 4]] == 1).all()
-    assert (before[[0, 1, 3], 0] < 1).all()
-    for number, args in enumerate([([3, 3], [3, 3], 0.0), ([0, 1], [3, 2], np.inf)]):
-        step(*args)  # 8e4, and an infinity
-        assert scale.skipped_steps.numpy() == number + 1
-        np.testing.assert_array_equal(agreed(mirrored, table), before)
-        (found,) = optimizer.nonfinite_gradients()
-        assert found.kind == "inf"
+    step = tf.function(lambda *args: mirrored.run(replica, args))
+    skipped = 0
+    for indices, of_last, special, is_bad in (
+        ([0, 1], [3, 3], 0.0, False),  # 4e4
+        ([3, 3], [1, 3], 0.0, False),  # 6e4
+        ([3, 3], [3, 3], 0.0, True),  # 8e4
+        ([0, 1], [3, 2], np.inf, True),
+    ):
+        before = agreed(mirrored, table)
+        step(*map(tf.constant, (indices, of_last, special)))
+        skipped += is_bad
+        assert scale.skipped_steps.numpy() == skipped
+        assert np.array_equal(agreed(mirrored, table), before) == is_bad
+        assert [each.kind for each in optimizer.nonfinite_gradients()] == (
+            ["inf"] * is_bad
+        )
 
 
 #: What Keras 3 does in its own way on replicas, and whether it must fail in a graph.
@@ -293,6 +293,32 @@ def test_apply_in_cross_replica_context_is_refused(family, mirrored):
     with mirrored.scope(), pytest.raises(ValueError, match="in replica context"):
         optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
     assert optimizer.loss_scale.skipped_steps.numpy() == 0
+
+
+class TPUStrategyWithoutTPU(tf.distribute.TPUStrategy):
+    """What can be had of a TPUStrategy where there is no TPU: its class.
+
+    It runs as OneDeviceStrategy does.
+    """
+
+    def __init__(self):
+        one = tf.distribute.OneDeviceStrategy("CPU:0")
+        extended = type(one.extended)(self, "CPU:0")
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def run(self, fn, args=()):
+        return tf.distribute.Strategy.run(self, fn, args)
+
+
+def test_on_a_tpu_no_optimizer_is_made_and_no_gradient_applied(family):
+    says = "must not be used with TPUStrategy: TPUs compute in bfloat16"
+    optimizer, variable = built(family, DynamicLossScale(8.0))
+    strategy, grad = TPUStrategyWithoutTPU(), tf.constant([1.0, 1.0])
+    with strategy.scope(), pytest.raises(ValueError, match=says):
+        LossScaleOptimizer(family.optimizers.SGD(1.0))
+    with pytest.raises(ValueError, match=says):
+        strategy.run(lambda: optimizer.apply_gradients([(grad, variable)]))
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
 @pytest.mark.parametrize("loss_scale", [DynamicLossScale, HeadroomLossScale])

@@ -20,42 +20,34 @@ from models import compiled_by, has_ops, seed_all
 from lossscale import LossScaleOptimizer
 
 PLAIN = {"use_bias": False}
-#: Input's shape -> name -> a function of a Keras's layers and a batch. Layers of one
-#: kind compute alike: one of them is here, and none that is a single operation below.
+#: Input's shape -> layers, and what each is called with. Layers of one kind compute
+#: alike: one of them is here, and none that is a single operation below.
 LAYERS = {
-    (4,): {
-        "Dense": lambda layers, x: layers.Dense(3, "relu", **PLAIN)(x),
-        "EinsumDense": lambda layers, x: layers.EinsumDense("ab,bc->ac", 3)(x),
-        "SpectralNormalization": lambda layers, x: layers.SpectralNormalization(
-            layers.Dense(3, **PLAIN)
-        )(x),
-        "Dropout": lambda layers, x: layers.Dropout(0.5, seed=3)(x),
-        "Embedding": lambda layers, x: layers.Embedding(8, 3)(
-            layers.Discretization([0.2, 0.5])(x)
-        ),
-    },
-    (6, 3): {
-        "Masking": lambda layers, x: layers.Masking(0.0)(x),
-        "TimeDistributed": lambda layers, x: layers.TimeDistributed(
-            layers.Dense(3, **PLAIN)
-        )(x),
-        "LayerNormalization": lambda layers, x: layers.LayerNormalization()(x),
-        "GRU": lambda layers, x: layers.GRU(3, **PLAIN)(x),
-        "LSTM": lambda layers, x: layers.LSTM(3, **PLAIN)(x),
-        "RNN": lambda layers, x: layers.RNN(layers.SimpleRNNCell(3, **PLAIN))(x),
-        "Dot": lambda layers, x: layers.Dot(2)([x, x]),
-        "AdditiveAttention": lambda layers, x: layers.AdditiveAttention()([x, x]),
-        "MultiHeadAttention": lambda layers, x: layers.MultiHeadAttention(
-            2, 3, **PLAIN
-        )(x, x),
-    },
-    (6, 6, 3): {
-        "BatchNormalization": lambda layers, x: layers.BatchNormalization()(x),
-        "Conv2D": lambda layers, x: layers.Conv2D(2, 3, padding="same", **PLAIN)(x),
-        # Of images, drawn anew in each step.
-        "RandomFlip": lambda layers, x: layers.RandomFlip(seed=3)(x),
-        "RandomRotation": lambda layers, x: layers.RandomRotation(0.2, seed=3)(x),
-    },
+    (4,): """
+Dense(3, "relu", **PLAIN)(x)
+EinsumDense("ab,bc->ac", 3)(x)
+SpectralNormalization(layers.Dense(3, **PLAIN))(x)
+Dropout(0.5, seed=3)(x)
+Embedding(8, 3)(layers.Discretization([0.2, 0.5])(x))
+""",
+    (6, 3): """
+Masking(0.0)(x)
+TimeDistributed(layers.Dense(3, **PLAIN))(x)
+LayerNormalization()(x)
+GRU(3, **PLAIN)(x)
+LSTM(3, **PLAIN)(x)
+RNN(layers.SimpleRNNCell(3, **PLAIN))(x)
+Dot(2)([x, x])
+AdditiveAttention()([x, x])
+MultiHeadAttention(2, 3, **PLAIN)(x, x)
+""",
+    # Images, of which some are drawn anew in each step.
+    (6, 6, 3): """
+BatchNormalization()(x)
+Conv2D(2, 3, padding="same", **PLAIN)(x)
+RandomFlip(seed=3)(x)
+RandomRotation(0.2, seed=3)(x)
+""",
 }
 #: Nothing is trained before it.
 FIRST = {"Embedding"}
@@ -186,10 +178,12 @@ GROUPS = {
 def of_layers(keras, shape):
     """Returns a network with each layer for such inputs."""
     layers, inputs, outputs = keras.layers, keras.Input(shape), []
-    for name, function in LAYERS[shape].items():
+    for row in LAYERS[shape].strip().split("\n"):
+        name = row.partition("(")[0]
         if has_ops(keras) or name not in FAIL_IN_KERAS_2:
-            before = layers.Dense(shape[-1], **PLAIN)
-            x = function(layers, inputs if name in FIRST else before(inputs))
+            x = inputs if name in FIRST else layers.Dense(shape[-1], **PLAIN)(inputs)
+            names = {"layers": layers, "PLAIN": PLAIN, "x": x}
+            x = eval(f"layers.{row}", names)  # noqa: S307 - a row above
             outputs.append(layers.Dense(1, **PLAIN)(layers.Flatten()(x)))
     return keras.Model(inputs, layers.Concatenate()(outputs))
 

@@ -82,11 +82,11 @@ def test_each_text_ends_with_what_to_write(name):
 
 
 #: Expressions of what is differentiated. `loss` is scaled, `total` and `penalty` are
-#: not, `w` is the weight and `x` is data.
+#: not, `w` is the weight, which a variable holds, and `x` is data.
 LOST = """
 loss + penalty ; penalty + loss ; loss - penalty ; tf.add_n([loss, penalty])
 loss + 1.0 + (penalty + 3.0) ; loss + tf.reduce_mean((w * x) ** 2) ; [loss, penalty]
-loss + tf.gather(w, [1])[0]
+loss + tf.gather(w, [1])[0] ; loss + tf.gather(variable, [1])[0]
 """
 RIGHT = """
 scale(total + penalty) ; loss + scale(penalty) ; loss + S * penalty ; loss + 3.0
@@ -105,6 +105,7 @@ def told(family, expression, mode="graph"):
     scale, other = trained.optimizer.scale_loss, DynamicLossScale(S)
     names = {"tf": tf, "scale": scale, "S": trained.optimizer.loss_scale}
     names["held"] = tf.Variable(0.0, trainable=False)
+    names["variable"] = tensor_of(trained.variables[0])
     if "number" in expression:
         names["number"] = float(names["S"])
 

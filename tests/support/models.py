@@ -61,9 +61,14 @@ def built(family, loss_scale, start=(1.0, 2.0), rate=1.0, dtype="float32", **opt
     """Returns a wrapped SGD that is built, and the variable that it trains."""
     optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale, **options)
     variable = variable_of(family, np.array(start, dtype), dtype)
-    optimizer.build([variable])
-    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+    build(optimizer, [variable])
     return optimizer, variable
+
+
+def build(optimizer, variables):
+    """Makes all variables of an optimizer, which a step would make else."""
+    optimizer.build(variables)
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
 
 
 def data(rng, rows=64):
