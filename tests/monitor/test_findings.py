@@ -141,10 +141,10 @@ def test_how_often_something_is_said(once_per, expected):
 
 
 def test_of_bad_losses_whose_batch_is_unknown_a_stall_tells_alone():
-    for in_a_row, texts in ((2, 1), (9, 0)):
+    for in_a_row, times in ((2, 1), (9, 0)):
         read = skips(19, "nan", losses=19, bad_losses=in_a_row)
         w = watched(applied=9, **{**read, "in_a_row": 0})
-        assert len([*findings.bad_losses(w)]) == texts
+        assert len([*findings.bad_losses(w)]) == times
 
 
 def test_a_run_of_skips_is_told_of_once():
