@@ -22,6 +22,7 @@ from lossscale import (
     FixedLossScale,
     FixedLossScaleManager,
     HeadroomLossScale,
+    LossScaleMonitor,
     LossScaleOptimizer,
     SpikeGuard,
 )
@@ -56,7 +57,11 @@ def refuses(error, name, value, call):
 def with_argument(cls, name):
     """Returns a function that makes a loss scale with this value of that argument."""
     parameters = inspect.signature(cls).parameters.values()
-    needed = {each.name: 8 for each in parameters if each.default is each.empty}
+    needed = {
+        each.name: 8
+        for each in parameters
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    }
     return lambda value: cls(**{**needed, name: value})
 
 
@@ -83,10 +88,12 @@ REFUSED = [
     ([0.0], SpikeGuard, "threshold"),
     ([1, 2**17], SpikeGuard, "window"),
     ([1.0], SpikeGuard, "min_ratio"),
+    (NOT_COUNTS, LossScaleMonitor, "patience every"),
+    ([-1], LossScaleMonitor, "verbose"),
 ]
 #: Arguments for which None means something.
 OPTIONAL = {"max_loss_scale", "backoff_factor", "search_period", "backoff_cooldown"}
-OPTIONAL |= {"overflow_tolerance"}
+OPTIONAL |= {"overflow_tolerance", "every"}
 
 
 @pytest.mark.peer_defect(10)
@@ -125,6 +132,9 @@ def option(name):
 resetting = with_argument(DynamicLossScale, "hysteresis_reset")
 skipping = with_argument(FixedLossScale, "skip_nonfinite")
 manager_from = with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale")
+checking = with_argument(LossScaleMonitor, "check_underflow")
+watching = with_argument(LossScaleMonitor, "optimizers")
+NOT_OPTIMIZERS = ["adam", 3, [], {}, [None], {1: None}]
 CONFIGS = [{}, {"class_name": 3}, {"config": {}}]
 OTHER_CONFIGS = [8, [], "8"]
 OTHER_ARGUMENTS = [{}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
@@ -152,6 +162,9 @@ VALUES = [
         option("nonfinite_loss"),
     ),
     (ValueError, "communication_dtype", ["half", True], option("communication_dtype")),
+    (TypeError, "optimizers", NOT_OPTIMIZERS, watching),
+    (ValueError, "on_stall", ["die"], with_argument(LossScaleMonitor, "on_stall")),
+    (TypeError, "check_underflow", [1], checking),
 ]
 
 
@@ -186,8 +199,12 @@ CALLS = {
     ),
     "Did you mean 'DynamicLossScale'": lambda: lossscale.DynamicLosScale,
     "Did you mean 'SpikeGuard'": lambda: lossscale.SpikeGard,
-    "Did you mean 'raise'": lambda: lossscale.LossScaleMonitor(on_stall="rais"),
-    "Did you mean 'patience'": lambda: lossscale.LossScaleMonitor(pacience=3),
+    "Did you mean 'raise'": lambda: LossScaleMonitor(on_stall="rais"),
+    "Did you mean 'patience'": lambda: LossScaleMonitor(pacience=3),
+    "`optimizers` must be a lossscale.LossScaleOptimizer, a list": lambda: (
+        LossScaleMonitor(optimizers=sgd())
+    ),
+    "takes no argument 'bogus'": lambda: LossScaleMonitor(bogus=1),
     "Did you mean 'skip'": lambda: lossscale.LossScaleEngine(nonfinite_loss="skp"),
     # Numbers too long for Python to show.
     "`increment_period": lambda: DynamicLossScale(increment_period=TOO_LONG),

@@ -91,6 +91,8 @@ def bad_losses(w: Watched) -> Texts:
         where = where.replace(" at", " last at", 1)
     if where:
         where += f". {causes.what_to_look_at(w)}"
+    elif w.is_stalled:  # its text says what can still be known
+        return
     text = f"""\
 {w.run.in_epoch}{"1 step was" if count == 1 else f"{count} steps were"} skipped \
 because the loss{models.with_bad_loss(w.run.model, w.run.logs)} was {kinds} before it \

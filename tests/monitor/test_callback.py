@@ -251,25 +251,6 @@ def test_a_graph_of_tensorflow_1_is_refused(faulty):
         monitor.on_train_begin()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"patience": 0}, ValueError, "`patience` must be a whole number of at least"),
-        ({"patience": "3"}, TypeError, "`patience` must be a number"),
-        ({"every": 0}, ValueError, "`every` must be a whole number of at least 1"),
-        ({"every": True}, TypeError, "`every` must be a number"),
-        ({"on_stall": "die"}, ValueError, "one of 'warn', 'raise', 'stop', got 'die'"),
-        ({"bogus": 1}, TypeError, "takes no argument 'bogus'"),
-        ({"check_underflow": 1}, TypeError, "`check_underflow` must be True or False"),
-        ({"verbose": -1}, ValueError, "`verbose` must be a whole number of at least 0"),
-    ],
-    ids=str,
-)
-def test_arguments_are_checked_first(arguments, error, message):
-    with pytest.raises(error, match=message):
-        LossScaleMonitor(**arguments)
-
-
 def small(family, loss_scale, **compile_arguments):
     """Returns a model in float32, where no finite gradient overflows, and an optimizer.
 

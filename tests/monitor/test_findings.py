@@ -140,6 +140,13 @@ def test_how_often_something_is_said(once_per, expected):
     assert list(told(w.run, rows, "begin")) == []
 
 
+def test_of_bad_losses_whose_batch_is_unknown_a_stall_tells_alone():
+    for in_a_row, times in ((2, 1), (9, 0)):
+        read = skips(19, "nan", losses=19, bad_losses=in_a_row)
+        w = watched(applied=9, **{**read, "in_a_row": 0})
+        assert len([*findings.bad_losses(w)]) == times
+
+
 def test_a_run_of_skips_is_told_of_once():
     w, said = watched(), []
     for total, in_a_row in ((3, 3), (4, 4), (8, 3), (9, 4)):

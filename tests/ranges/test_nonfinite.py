@@ -35,7 +35,7 @@ from lossscale.runtime.derivatives import derivative
 QUICK = {
     *("0/0", "log(-1)", "sqrt'(0)", "0/1e-8", "0/0 of what was lost", "seam"),
     *("sum in float16", "integers", "casts itself", "fixed scale", "weights"),
-    *("gan", "penalty", "summed", "cold cell", "attention"),
+    *("gan", "penalty", "summed", "cold cell", "cold masked"),
 }
 
 

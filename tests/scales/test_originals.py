@@ -1,7 +1,7 @@
 """The presets against the systems they are named after, as PyPI installs them.
 
 `pip install ".[reference]"` brings torch, jmp, flax, mpx and Paddle; Keras and tf_keras
-are there anyway. What is not installed is skipped. Every run draws its parameters.
+are there anyway. What is not installed is skipped.
 
 "Bit for bit" is `==` on float32. It holds for factors that float32 holds exactly; torch
 multiplies by others in float64, and the last bit may differ.
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
+import os
 import sys
-from pathlib import Path
 
 import numpy as np
-import originals
 import pytest
-import tensorflow as tf
 from driving import run
 from installed import families
+from originals import ORIGINALS
+from processes import SUPPORT, printed
 
 from lossscale import DynamicLossScale
 from lossscale.presets import PRESETS
@@ -32,134 +31,26 @@ FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-class TensorFlow:
-    """tf.compat.v1.mixed_precision.DynamicLossScale."""
-
-    def __init__(self, scale=2.0**15, growth=2.0, period=2000):
-        self.cls = tf.compat.v1.mixed_precision.DynamicLossScale
-        self.scaler = self.cls(scale, period, growth)
-
-    def step(self, is_finite):
-        self.scaler.update([tf.constant(1.0 if is_finite else np.inf)])
-        return float(self.scaler())
-
-    def defaults(self):
-        return originals.arguments_of(self.cls)
-
-
-class Keras2:
-    """Keras 2's LossScaleOptimizer."""
-
-    def __init__(self, scale=2.0**15, period=2000):
-        keras = next(f.keras for f in families() if f.name.startswith("keras2"))
-        self.cls = keras.mixed_precision.LossScaleOptimizer
-        self.optimizer = self.cls(
-            keras.optimizers.SGD(0.0), initial_scale=scale, dynamic_growth_steps=period
-        )
-        self.weight = tf.Variable(0.0)
-
-    def step(self, is_finite):
-        grad = tf.constant(1.0 if is_finite else np.inf)
-        self.optimizer.apply_gradients([(grad, self.weight)])
-        return float(self.optimizer.loss_scale)
-
-    def defaults(self):
-        module = sys.modules[self.cls.__module__]
-        return {
-            "initial_loss_scale": module._DEFAULT_INITIAL_SCALE,
-            "increment_period": module._DEFAULT_GROWTH_STEPS,
-        }
-
-
-class Keras3:
-    """Keras 3's LossScaleOptimizer."""
-
-    def __init__(self, scale=2.0**15, period=2000):
-        keras = next(f.keras for f in families() if f.name == "keras3")
-        self.cls = keras.optimizers.LossScaleOptimizer
-        self.weight = keras.Variable(0.0)
-        self.optimizer = self.cls(
-            keras.optimizers.SGD(0.0), initial_scale=scale, dynamic_growth_steps=period
-        )
-        self.optimizer.build([self.weight])
-
-    def step(self, is_finite):
-        grad = tf.constant(1.0 if is_finite else np.inf)
-        self.optimizer.apply([grad], [self.weight])
-        return float(self.optimizer.dynamic_scale.numpy())
-
-    def defaults(self):
-        found = originals.arguments_of(self.cls)
-        return {
-            "initial_loss_scale": found["initial_scale"],
-            "increment_period": found["dynamic_growth_steps"],
-        }
-
-
-LOCAL = {"tensorflow": TensorFlow, "tf_keras": Keras2, "keras3": Keras3}
-NAMES = [*originals.ORIGINALS, *LOCAL]
-
-
 def is_here(name):
     if name in ("keras3", "tf_keras"):
         start = name.replace("tf_keras", "keras2")
         return any(family.name.startswith(start) for family in families())
-    if name in LOCAL:
-        return True
     return importlib.util.find_spec(name) is not None
 
 
-class Original:
-    """Asks one original, in this process or in one of its own."""
-
-    def __init__(self, name):
-        self.name = name
-        self.process = None
-        if name not in LOCAL:
-            script = Path(originals.__file__)
-            self.process = subprocess.Popen(
-                [sys.executable, str(script), name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-
-    def ask(self, parameters, flags=()):
-        request = {"parameters": parameters, "flags": list(flags)}
-        if self.process is None:
-            return originals.answer(LOCAL[self.name], request)
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def run(self, parameters, flags):
-        return self.ask(parameters, flags)["scales"]
-
-    def close(self):
-        if self.process is not None:
-            self.process.communicate()  # its input ends, and so does it
+def ask(name, *requests):
+    """Returns an original's answers to requests, of parameters and flags, or skips."""
+    if not is_here(name):
+        pytest.skip(f'{name} is not installed: pip install ".[reference]"')
+    asked = json.dumps([{"parameters": p, "flags": flags} for p, flags in requests])
+    path = os.pathsep.join(sys.path)
+    return json.loads(printed(SUPPORT / "originals.py", name, asked, PYTHONPATH=path))
 
 
-@pytest.fixture(scope="module")
-def ask():
-    """Returns an original by its name, or skips."""
-    started = {}
-
-    def find(name):
-        if not is_here(name):
-            pytest.skip(f'{name} is not installed: pip install ".[reference]"')
-        if name not in started:
-            started[name] = Original(name)
-        return started[name]
-
-    yield find
-    for original in started.values():
-        original.close()
-
-
-def preset_of(name):
-    return "tensorflow" if name == "tf_keras" else name
+def preset_of(name, **arguments):
+    preset = "tensorflow" if name == "tf_keras" else name
+    asked = dict.fromkeys(PRESETS[preset].asks_for, 8.0)
+    return DynamicLossScale.from_preset(preset, **{**asked, **arguments})
 
 
 def draw(rng, name):
@@ -186,73 +77,55 @@ def draw(rng, name):
     return theirs, ours, flags
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_run_is_the_originals_bit_for_bit(name, ask):
-    original, rng = ask(name), np.random.default_rng(11)
-    for _ in range(RUNS):
-        parameters, arguments, flags = draw(rng, name)
-        ours = DynamicLossScale.from_preset(preset_of(name), **arguments)
-        expected = original.run(parameters, flags)
-        assert run(ours, flags) == expected, (parameters, flags)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_defaults_are_the_originals(name, ask):
-    asked = dict.fromkeys(PRESETS[preset_of(name)].asks_for, 8.0)
-    config = DynamicLossScale.from_preset(preset_of(name), **asked).get_config()
-    defaults = ask(name).ask({})["defaults"]
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_defaults_and_every_run_are_the_originals_bit_for_bit(name):
+    rng = np.random.default_rng(11)
+    drawn = [draw(rng, name) for _ in range(RUNS)]
+    first, *answers = ask(name, ({}, []), *((theirs, f) for theirs, _, f in drawn))
+    config, defaults = preset_of(name).get_config(), first["defaults"]
     assert len(defaults) >= 2
     assert {argument: config[argument] for argument in defaults} == defaults
+    for (theirs, ours, flags), answer in zip(drawn, answers):
+        found = run(preset_of(name, **ours), flags)
+        assert found == answer["scales"], (theirs, flags)
 
 
-class TestDocumentedDifferences:
-    """Where a preset leaves its original, as `presets` says."""
+# Where a preset leaves its original, as `presets` says
 
-    def test_torch_multiplies_in_float64(self, ask):
-        # By factors that float32 does not hold: one step is at most one last bit off.
-        original, rng, differ = ask("torch"), np.random.default_rng(13), 0
-        for _ in range(RUNS):
-            scale = float(np.float32(rng.uniform(1, 2**20)))
-            growth = float(rng.uniform(1.1, 5))
-            parameters = {"scale": scale, "growth": growth, "period": 1}
-            (theirs,) = original.run(parameters, [True])
-            ours = DynamicLossScale.from_preset(
-                "torch", initial_loss_scale=scale, multiplier=growth, increment_period=1
-            )
-            (found,) = run(ours, [True])
-            assert abs(found - theirs) <= np.spacing(np.float32(theirs))
-            differ += found != theirs
-        assert 0 < differ < RUNS
 
-    @pytest.mark.parametrize(
-        ("name", "scale", "flags"),
-        [
-            ("torch", 2.0**126, [True] * 4),
-            ("jmp", 2.0**126, [True] * 4),
-            ("flax", 2.0**126, [True] * 4 + [False] * 270),
-        ],
-    )
-    def test_both_stay_within_the_same_bounds(self, name, scale, flags, ask):
-        parameters = {"scale": scale, "period": 0 if name == "flax" else 1}
-        ours = DynamicLossScale.from_preset(
-            name, initial_loss_scale=scale, increment_period=1, backoff_factor=0.5
-        )
-        assert run(ours, flags) == ask(name).run(parameters, flags)
+def test_torch_multiplies_in_float64():
+    """By factors that float32 does not hold: one step is at most one last bit off."""
+    rng, differ = np.random.default_rng(13), 0
+    drawn = [(rng.uniform(1, 2**20), rng.uniform(1.1, 5)) for _ in range(RUNS)]
+    drawn = [(float(np.float32(scale)), float(growth)) for scale, growth in drawn]
+    asked = [({"scale": s, "growth": g, "period": 1}, [True]) for s, g in drawn]
+    for (scale, growth), answer in zip(drawn, ask("torch", *asked)):
+        ours = {"initial_loss_scale": scale, "multiplier": growth}
+        (found,) = run(preset_of("torch", increment_period=1, **ours), [True])
+        (theirs,) = answer["scales"]
+        assert abs(found - theirs) <= np.spacing(np.float32(theirs))
+        differ += found != theirs
+    assert 0 < differ < RUNS
 
-    @pytest.mark.parametrize(
-        ("name", "scale", "flag", "theirs", "ours"),
-        [
-            ("torch", 2.0**-125, False, 0.0, FLOAT32_TINY),
-            ("paddle", 2.0**-125, False, 0.0, FLOAT32_TINY),
-            ("keras3", 2.0**-125, False, 0.0, FLOAT32_TINY),
-            ("paddle", 2.0**126, True, np.inf, 2.0**127),
-            ("keras3", 2.0**126, True, np.inf, 2.0**127),
-        ],
-    )
-    def test_theirs_has_no_bound(self, name, scale, flag, theirs, ours, ask):
-        parameters = {"scale": scale, "period": 1}
-        assert ask(name).run(parameters, [flag] * 30)[-1] == theirs
-        loss_scale = DynamicLossScale.from_preset(
-            name, initial_loss_scale=scale, increment_period=1
-        )
-        assert run(loss_scale, [flag] * 30)[-1] == ours
+
+#: A run that leads out of float32: the original, where it begins, the flags, and where
+#: theirs and ours end; None if both are the same all the way.
+BOUNDS = [
+    ("torch", 2.0**126, [True] * 4, None),
+    ("jmp", 2.0**126, [True] * 4, None),
+    ("flax", 2.0**126, [True] * 4 + [False] * 270, None),
+    ("torch", 2.0**-125, [False] * 30, (0.0, FLOAT32_TINY)),
+    ("paddle", 2.0**-125, [False] * 30, (0.0, FLOAT32_TINY)),
+    ("keras3", 2.0**-125, [False] * 30, (0.0, FLOAT32_TINY)),
+    ("paddle", 2.0**126, [True] * 30, (np.inf, 2.0**127)),
+    ("keras3", 2.0**126, [True] * 30, (np.inf, 2.0**127)),
+]
+
+
+@pytest.mark.parametrize(("name", "scale", "flags", "ends"), BOUNDS)
+def test_where_theirs_has_no_bound_ours_has_one(name, scale, flags, ends):
+    period = 0 if name == "flax" else 1
+    (answer,) = ask(name, ({"scale": scale, "period": period}, flags))
+    ours = {"initial_loss_scale": scale, "increment_period": 1, "backoff_factor": 0.5}
+    found, theirs = run(preset_of(name, **ours), flags), answer["scales"]
+    assert found == theirs if ends is None else (theirs[-1], found[-1]) == ends

@@ -1,6 +1,7 @@
-"""A process in which TensorFlow looks for infinities, with runs that have none.
+"""A process in which TensorFlow looks for infinities, with runs that have none but one.
 
-It prints STOPPED and more for each run that `enable_check_numerics()` stops.
+It prints STOPPED and more for each run that `enable_check_numerics()` stops. The first
+has an overflow.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ def fitted(family, mode, options):
         lossscale.find_nonfinite(model, x, y)
 
 
+def overflowing():
+    lossscale.LossScaleEngine(2.0**30).scale_loss(tf.constant(1e35))
+
+
 def attempt(name, run, *arguments):
     try:
         run(*arguments)
@@ -90,6 +95,7 @@ def attempt(name, run, *arguments):
         print("STOPPED", name, str(error)[-600:].replace("\n", " "))
 
 
+attempt("an overflow", overflowing)
 for mode in ("eager", "graph"):
     for name, make in EVERY.items():
         attempt(f"{name} {mode}", alone, make, mode)

@@ -1,7 +1,9 @@
-"""Other frameworks' loss scalers behind one interface, and a process to run them.
+"""Other systems' loss scalers behind one interface: a program that answers requests.
 
-`python tests/support/originals.py torch` answers one JSON request per line. Each has a
-process of its own: Paddle crashes where TensorFlow has been imported before it.
+    python tests/support/originals.py NAME JSON
+
+Each request has the `parameters` of a scaler and the `flags` of its steps. A process
+for each system: Paddle crashes where TensorFlow has been imported before it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,73 @@ import json
 import sys
 
 import numpy as np
+
+
+class TensorFlow:
+    """tf.compat.v1.mixed_precision.DynamicLossScale."""
+
+    def __init__(self, scale=2.0**15, growth=2.0, period=2000):
+        import tensorflow as tf
+
+        self.tensor = tf.constant
+        self.cls = tf.compat.v1.mixed_precision.DynamicLossScale
+        self.scaler = self.cls(scale, period, growth)
+
+    def step(self, is_finite):
+        self.scaler.update([self.tensor(1.0 if is_finite else np.inf)])
+        return float(self.scaler())
+
+    def defaults(self):
+        return arguments_of(self.cls)
+
+
+class Keras3:
+    """The LossScaleOptimizer of Keras 3."""
+
+    name = "keras3"
+
+    def __init__(self, scale=2.0**15, period=2000):
+        from installed import families
+        from models import variable_of
+
+        family = next(f for f in families() if f.name.startswith(self.name))
+        self.cls = family.keras.mixed_precision.LossScaleOptimizer
+        inner, self.weight = family.optimizers.SGD(0.0), variable_of(family, 0.0)
+        options = {"initial_scale": scale, "dynamic_growth_steps": period}
+        self.optimizer = self.cls(inner, **options)
+
+    def step(self, is_finite):
+        import tensorflow as tf
+
+        grad = tf.constant(1.0 if is_finite else np.inf)
+        self.optimizer.apply_gradients([(grad, self.weight)])
+        return self.scale()
+
+    def scale(self):
+        return float(self.optimizer.dynamic_scale.numpy())
+
+    def defaults(self):
+        found = arguments_of(self.cls)
+        return {
+            "initial_loss_scale": found["initial_scale"],
+            "increment_period": found["dynamic_growth_steps"],
+        }
+
+
+class Keras2(Keras3):
+    """That of Keras 2."""
+
+    name = "keras2"
+
+    def scale(self):
+        return float(self.optimizer.loss_scale)
+
+    def defaults(self):
+        module = sys.modules[self.cls.__module__]
+        return {
+            "initial_loss_scale": module._DEFAULT_INITIAL_SCALE,
+            "increment_period": module._DEFAULT_GROWTH_STEPS,
+        }
 
 
 class Torch:
@@ -78,32 +147,52 @@ class Paddle:
         return self.scaler._scale.item()
 
     def defaults(self):
-        return paddles_defaults(self.cls)
+        found = arguments_of(self.cls)
+        return {
+            "initial_loss_scale": found["init_loss_scaling"],
+            "increment_period": found["incr_every_n_steps"],
+            "multiplier": found["incr_ratio"],
+            "backoff_factor": found["decr_ratio"],
+            "hysteresis": found["decr_every_n_nan_or_inf"],
+        }
 
 
 class Jmp:
     """jmp.DynamicLossScale."""
 
+    value = "loss_scale"
+
     def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
         import jax.numpy as jnp
-        import jmp
 
-        self.array = jnp.asarray
-        self.scaler = jmp.DynamicLossScale(
-            jnp.asarray(scale, jnp.float32),
-            jnp.zeros([], jnp.int32),
-            period,
-            growth,
-            jnp.asarray(floor, jnp.float32),
-        )
+        self.jnp = jnp
+        scale, floor = (jnp.asarray(each, jnp.float32) for each in (scale, floor))
+        self.scaler = self.made(scale, floor, growth, period)
+
+    def made(self, scale, floor, growth, period):
+        from jmp import DynamicLossScale
+
+        counter = self.jnp.zeros([], self.jnp.int32)
+        return DynamicLossScale(scale, counter, period, growth, floor)
 
     def step(self, is_finite):
-        self.scaler = self.scaler.adjust(self.array(is_finite))
-        return float(self.scaler.loss_scale)
+        self.scaler = self.scaler.adjust(self.jnp.asarray(is_finite))
+        return float(getattr(self.scaler, self.value))
 
     def defaults(self):
         found = arguments_of(type(self.scaler))
         return {"increment_period": found["period"], "multiplier": found["factor"]}
+
+
+class Mpx(Jmp):
+    """mpx.DynamicLossScaling, which is jmp's under other names."""
+
+    value = "loss_scaling"
+
+    def made(self, scale, floor, growth, period):
+        from mpx import DynamicLossScaling
+
+        return DynamicLossScaling(scale, floor, growth, period)
 
 
 class Flax:
@@ -138,28 +227,11 @@ class Flax:
         }
 
 
-class Mpx(Jmp):
-    """mpx.DynamicLossScaling, which is jmp's under other names."""
-
-    def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
-        import jax.numpy as jnp
-        import mpx
-
-        self.array = jnp.asarray
-        self.scaler = mpx.DynamicLossScaling(
-            jnp.asarray(scale, jnp.float32),
-            jnp.asarray(floor, jnp.float32),
-            growth,
-            period,
-        )
-
-    def step(self, is_finite):
-        self.scaler = self.scaler.adjust(self.array(is_finite))
-        return float(self.scaler.loss_scaling)
-
-
-#: Name of the preset -> the class.
+#: Name of the preset, or of the package -> the class.
 ORIGINALS = {
+    "tensorflow": TensorFlow,
+    "tf_keras": Keras2,
+    "keras3": Keras3,
     "torch": Torch,
     "paddle": Paddle,
     "jmp": Jmp,
@@ -173,40 +245,15 @@ def arguments_of(cls):
     return {p.name: p.default for p in inspect.signature(cls).parameters.values()}
 
 
-def paddles_defaults(function):
-    """Returns our arguments' values, from the signature of one of Paddle's two."""
-    found = arguments_of(function)
-    return {
-        "initial_loss_scale": found["init_loss_scaling"],
-        "increment_period": found["incr_every_n_steps"],
-        "multiplier": found["incr_ratio"],
-        "backoff_factor": found["decr_ratio"],
-        "hysteresis": found["decr_every_n_nan_or_inf"],
-    }
-
-
-def answer(cls, request):
-    """Runs an original.
-
-    Args:
-      cls: The original.
-      request: A dict: `parameters` of the constructor, and the `flags` of the steps.
-
-    Returns:
-      `scales`, one per step, and the `defaults`.
-    """
-    original = cls(**request["parameters"])
-    scales = [original.step(flag) for flag in request["flags"]]
-    return {"scales": scales, "defaults": original.defaults()}
-
-
 def main():
-    """Answers requests, one per line."""
-    cls, out = ORIGINALS[sys.argv[1]], sys.stdout
+    """Prints, of each request, the `scales` after its steps, and the `defaults`."""
+    cls, out, answers = ORIGINALS[sys.argv[1]], sys.stdout, []
     sys.stdout = sys.stderr  # Paddle prints
-    for line in sys.stdin:
-        found = answer(cls, json.loads(line))
-        print(json.dumps(found, default=lambda a: a.tolist()), file=out, flush=True)
+    for request in json.loads(sys.argv[2]):
+        original = cls(**request["parameters"])
+        scales = [original.step(flag) for flag in request["flags"]]
+        answers.append({"scales": scales, "defaults": original.defaults()})
+    print(json.dumps(answers, default=lambda a: a.tolist()), file=out)
 
 
 if __name__ == "__main__":
