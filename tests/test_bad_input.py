@@ -180,6 +180,12 @@ def test_a_config_with_other_arguments_is_refused_by_the_class(settings):
         lossscale.get({"class_name": "FixedLossScale", "config": settings})
 
 
+def test_optimizers_of_a_monitor_have_names():
+    unnamed = {1: LossScaleOptimizer(sgd())}
+    with pytest.raises(TypeError, match=r"`optimizers` must .* dict of them by name"):
+        LossScaleMonitor(optimizers=unnamed)
+
+
 TOO_LONG = 10**5000  # from some security release on, its repr raises an error, too
 UNCHECKED = FixedLossScale(8)
 #: Words -> a call that is refused with them.

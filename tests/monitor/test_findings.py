@@ -103,6 +103,8 @@ def test_few_bad_rows_are_not_the_cause_of_many_bad_steps(before, rows, is_named
     w.bad_loss, w.run.data = "nan", Data(list(range(rows)), False)
     (text,) = causes.of_loss(w)
     assert ("inf or NaN in the data, in rows" in text) == is_named
+    w.run.data = Data(None, False)  # nobody knows them
+    assert "inf or NaN in the data;" in "".join(causes.of_loss(w))
 
 
 @pytest.mark.parametrize(
