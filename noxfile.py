@@ -140,12 +140,17 @@ HEART = {
     "lossscale/optimizer/reduction.py": (
         "tests/optimizer/test_reduction.py",
         "tests/optimizer/test_looking.py",
+        "tests/optimizer/test_strategies.py",
         "tests/optimizer/test_loops_in_every_mode.py",
     ),
     "lossscale/optimizer/step.py": (
         "tests/optimizer/test_loops_in_every_mode.py",
         "tests/optimizer/test_step.py",
         "tests/optimizer/test_overflows.py",
+        "tests/optimizer/test_guards.py",
+        "tests/optimizer/test_fault_record.py",
+        "tests/optimizer/test_strategies.py",
+        "tests/scales/test_own.py",
     ),
 }
 

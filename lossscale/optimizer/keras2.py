@@ -191,6 +191,8 @@ class Keras2Base(LossScaleOptimizer):
                 self._track_trackable(trackable, f"wrapper_{name}", overwrite)
             return trackable
         tracked.add(name)
+        # Keras's new optimizers keep what the first checkpoint was written of.
+        vars(inner).pop("_coalesced_children", None)
         return trackable
 
     @property

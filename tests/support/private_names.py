@@ -31,6 +31,7 @@ _trackable_children, _list_extra_dependencies_for_serialization | optimizer/reco
     a training step cannot be exported
 _track_trackable, _lookup_dependency | optimizer/, compat/, scales/ | other names; one
     warning is missing; what a checkpoint of 3.0.0 lacks keeps its value
+_coalesced_children | optimizer/keras2.py | checkpoints keep a replaced loss scale
 _flatten of a tf.Module | optimizer/files.py | names in Keras's files
 _noinline, an attribute of functions | runtime/control.py | a slower tiny step
 importlib._bootstrap, Python's | removed.py | find_spec raises for removed modules
