@@ -19,6 +19,8 @@ BAD_LOSSES = 3  # so many losses in a row that were bad before scaling are a sta
 #: A largest scaled gradient so many doublings below 65504 is far below it. The
 #: doublings that remain suffice for all gradients that change a weight.
 _FAR_BELOW = 16
+#: What is read of the model once after each look, if it is asked for.
+_OF_A_LOOK = ("faults", "bad_loss", "bad_weights", "bad_sums", "bad_layer")
 
 
 class Run:
@@ -131,6 +133,8 @@ class Watched:
         self.epoch_began, self.batches = self.last, Batches(self.optimizer, batches)
 
     def see(self, reading: Reading) -> None:
+        for name in _OF_A_LOOK:
+            vars(self).pop(name, None)
         self.before, self.last = self.last, reading
         self.lowest = min(self.lowest, reading.loss_scale)
         self.highest = max(self.highest, reading.loss_scale)
@@ -201,28 +205,28 @@ class Watched:
     def scale(self) -> Any:
         return self.optimizer.loss_scale
 
-    @property
+    @cached_property
     def faults(self) -> List[models.Fault]:
         """The variables whose gradients were not finite at the last such step."""
         return [(f.variable, f.kind) for f in self.optimizer.nonfinite_gradients()]
 
-    @property
+    @cached_property
     def bad_loss(self) -> Any:
         """What the unscaled loss was at that step, "inf" or "nan", or None."""
         return self.optimizer.nonfinite_loss()
 
-    @property
+    @cached_property
     def bad_weights(self) -> List[models.Fault]:
         model = self.run.model
         frozen = models.untrained(model, of_frozen=True)
         return self.run.nonfinite([*model.trainable_weights, *frozen])
 
-    @property
+    @cached_property
     def bad_sums(self) -> Dict[str, Variable]:
         """The model's variables, by name, that may add such gradients up."""
         return models.accumulators(self.run.model, self.faults)
 
-    @property
+    @cached_property
     def bad_layer(self) -> Optional[Tuple[str, str]]:
         """The kernel and the bias of a layer whose input was not finite, or None."""
         return models.layer_with_bad_input(self.run.model, self.faults)

@@ -25,6 +25,8 @@ from lossscale.runtime.loss_scale_warning import warn
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
 #: Variables of float8 layers that hold magnitudes of scaled gradients.
 _OF_SCALED_GRADIENTS = {"outputs_grad_scale", "outputs_grad_amax_history"}
+#: Keras's mark of a variable of which a tape returns the new value, as of these.
+_OVERWRITTEN = "overwrite_with_gradient"
 
 _BARE_CHECKPOINT = """\
 LossScaleOptimizer restored nothing from your checkpoint, which an optimizer without \
@@ -95,10 +97,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     _looked_up: Set[str]
     #: The loss scale's variables, as `variables` lists them.
     _listed: List[Variable]
-    #: The variables that it was built with, and whether some are float16, or float8's.
+    #: The variables that it was built with, and whether some are float16.
     _built_for: List[Variable]
     _has_float16: bool
-    _has_overwritten: bool
     #: Whether `build` was called before the variables were known: see `build`.
     _is_asked_to_build: bool
 
@@ -165,7 +166,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # Asked once here, and not at each eager step.
         has_float16 = "float16" in [variable.dtype for variable in variables]
         self.__dict__.update(_built_for=variables, _has_float16=has_float16)
-        self.__dict__.update(_has_overwritten=any(map(_is_overwritten, variables)))
 
     @do_not_convert
     def apply(
@@ -194,9 +194,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
         new_values: Grads = []
         check = NO_CHECK
-        if self._has_overwritten:
+        are_new = [getattr(v, _OVERWRITTEN, False) for v in trained]
+        if any(are_new):
             self._note_overwritten(trained)
-            grads, new_values, check = _apart(grads, trained)
+            grads, new_values, check = _apart(grads, are_new)
 
         def apply_inner(true_grads: Grads, _: Any = None) -> None:
             with self._inner_sum.left_out(true_grads):
@@ -223,7 +224,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # A float8 layer divides gradients by such a scale, and multiplies them again:
         # they are scaled all the same.
         kinds = self._engine.division.uses.kinds
-        for variable in filter(_is_overwritten, variables):
+        for variable in [v for v in variables if getattr(v, _OVERWRITTEN, False)]:
             is_scaled = variable.name in _OF_SCALED_GRADIENTS
             kinds.note_variables([variable], Kind(SCALED if is_scaled else UNKNOWN))
 
@@ -299,12 +300,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return super()._lookup_dependency(name, cached_dependencies)
 
 
-def _is_overwritten(variable: Variable) -> bool:
-    """Whether a tape returns a variable's new value, as of a float8 layer's state."""
-    return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check]:
+def _apart(grads: Grads, are_new: List[bool]) -> Tuple[Grads, Grads, Check]:
     """Separates gradients from new values: each list has None for the other's.
 
     The new values are as the layer returned them, before `get_unscaled_gradients`
@@ -312,8 +308,8 @@ def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check
     is often left only in its history. The worst numbers are those of both lists.
     """
     rest, values = list(grads), [None] * len(grads)
-    for i, (grad, variable) in enumerate(zip(grads, variables)):
-        if _is_overwritten(variable) and grad is not None:
+    for i, (grad, is_new) in enumerate(zip(grads, are_new)):
+        if is_new and grad is not None:
             scaled = before(grad)
             rest[i], values[i] = None, grad if scaled is None else scaled.grad
     if all(value is None for value in values):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 import pytest
+import tensorflow as tf
 from said import fixed, recompiled, skips, texts, watched, with_room
 
 from lossscale import DynamicLossScale, FixedLossScale
@@ -13,6 +15,7 @@ from lossscale.monitor import causes, findings
 from lossscale.monitor.asking import Finding, told
 from lossscale.monitor.model import Data
 from lossscale.monitor.reading import Reading
+from lossscale.monitor.watched import Run, Watched
 
 OF_TABLES = [*(row.find for row in findings.FINDINGS), *causes.CAUSES]
 
@@ -147,6 +150,16 @@ def test_of_bad_losses_whose_batch_is_unknown_a_stall_tells_alone():
         read = skips(19, "nan", losses=19, bad_losses=in_a_row)
         w = watched(applied=9, **{**read, "in_a_row": 0})
         assert len([*findings.bad_losses(w)]) == times
+
+
+def test_each_look_looks_at_the_weights_again():
+    stub = watched(applied=9)
+    w = Watched(stub.optimizer, patience=2)
+    Run(stub.run.monitor, [w]).begin()
+    for value in (1.0, math.nan, 1.0):
+        w.run.model.trainable_weights[0].assign(tf.fill([6, 8], value))
+        w.see(stub.last)
+        assert len([*causes.of_weights(w)]) == math.isnan(value)
 
 
 def test_a_run_of_skips_is_told_of_once():

@@ -100,3 +100,13 @@ def test_a_new_value_that_is_not_finite_is_not_assigned(pair, value, unscales, m
     # All are told of, not the new values alone.
     assert after(value, value) == [0.5, 4.0]
     assert len(optimizer.nonfinite_gradients()) == 2
+
+
+def test_a_variable_may_be_marked_after_the_build(pair):
+    optimizer, variables = pair
+    variables[1].overwrite_with_gradient = False
+    optimizer.build(variables)
+    variables[1].overwrite_with_gradient = True
+    grads = [optimizer.scale_loss(tf.constant([0.25])), tf.constant([5.0])]
+    optimizer.apply(grads, variables)
+    assert [variable.numpy().item() for variable in variables] == [0.75, 5.0]
