@@ -27,14 +27,13 @@ _flatten_layers, _autocast, _random_generator | keras_versions.py, ranges/ | err
 _dtype_policy, _compute_dtype_object, _dtype, _functional, _seed | ranges/ | errors in
     reports
 _keras_mask, _compute_output_and_mask_jointly | keras_versions.py | masks are lost
-_trackable_children, _list_extra_dependencies_for_serialization | optimizer/record.py |
-    a training step cannot be exported
+_trackable_children, _list_extra_dependencies_for_serialization | saved_models.py | a
+    training step cannot be exported
 _track_trackable, _lookup_dependency | optimizer/, compat/, scales/ | other names; one
     warning is missing; what a checkpoint of 3.0.0 lacks keeps its value
 _coalesced_children | optimizer/keras2.py | checkpoints keep a replaced loss scale
 _flatten of a tf.Module | optimizer/files.py | names in Keras's files
 _noinline, an attribute of functions | runtime/control.py | a slower tiny step
-importlib._bootstrap, Python's | removed.py | find_spec raises for removed modules
 _self_unconditional_deferred_dependencies | simulation/ | a larger copy
 _transform_unaggregated_gradients, _aggregate_gradients, _all_reduce_sum_gradients |
     optimizer/keras2.py, optimizer/keras3.py | no sums in float16
@@ -43,8 +42,6 @@ _raise_if_strategy_unsupported, _create_all_weights, track_variable,
     optimizer/dialect.py | later errors
 _trainable_variables, _variables, Variable._initialize, _value | optimizer/keras3.py,
     runtime/float16_weights.py, runtime/keras_versions.py | Keras's error
-_agg_helper | optimizer/wrappers.py | an optimizer of Horovod's that is wrapped is not
-    refused
 _steps_per_execution | monitor/ | the monitor names a batch of several that run at once
 _num_good_steps, _current_loss_scale | scales/ | loss scales start afresh
 """
