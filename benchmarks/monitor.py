@@ -57,7 +57,8 @@ class Run:
         self.epochs = timing.timed(self._fit)
 
     def _fit(self):
-        self._model.fit(self._data, verbose=0, callbacks=self._callbacks)
+        quiet = {"verbose": 0, "shuffle": False}
+        self._model.fit(self._data, callbacks=self._callbacks, **quiet)
 
 
 def main():

@@ -13,11 +13,9 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import digits  # the examples beside this one
+import gradient_ranges
 import keras
-import matplotlib
-
-matplotlib.use("Agg")
-import digits  # the example beside this one
 import numpy as np
 
 import lossscale
@@ -82,7 +80,7 @@ def main():
     ranges = lossscale.forward_ranges(plain, data[0], batches=4, verbose=0)
     print(f"{ranges}\n")
     print(f"{lossscale.find_nonfinite(plain, data[0], data[2])}\n")
-    ranges.plot().figure.savefig(output, dpi=90)
+    gradient_ranges.draw(ranges, output)
 
     needed = ranges.need_float32
     cured = make_model(lambda name: "float32" if name in needed else "mixed_float16")

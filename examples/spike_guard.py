@@ -135,23 +135,24 @@ def train(policy, guard, batches, test, *callbacks):
 
 def draw(curves, largest, spikes, guard, path):
     """Draws the accuracies, and the largest gradients of the guarded run."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    plt.rcParams["font.size"] = 11  # readable on a phone
+    figure, (above, below) = plt.subplots(2, figsize=(4.9, 8.5), layout="constrained")
     for name, curve in curves.items():
         steps = 20 * np.arange(1, len(curve) + 1)
-        left.plot(steps, curve, color=COLORS[name], label=name)
-    left.set(title="Test accuracy", xlabel="step", ylim=(0, 1))
+        above.plot(steps, curve, color=COLORS[name], label=name)
+    above.set(title="Test accuracy", xlabel="step", ylim=(0, 1))
 
     steps = np.arange(len(largest))
-    right.semilogy(steps[~spikes], largest[~spikes], ".", markersize=3, label="applied")
-    right.semilogy(
+    below.semilogy(steps[~spikes], largest[~spikes], ".", markersize=3, label="applied")
+    below.semilogy(
         steps[spikes], largest[spikes], "x", color="tab:red", label="skipped"
     )
-    right.semilogy(steps, guard, color="gray", label="limit")
-    right.set(title="Largest gradient of each step, guarded run", xlabel="step")
-    right.set_ylim(largest[largest > 0].min() / 2, 2 * largest.max())
-    for ax in (left, right):  # below, where no line is
+    below.semilogy(steps, guard, color="gray", label="limit")
+    below.set(title="Largest gradient of each step, guarded", xlabel="step")
+    below.set_ylim(largest[largest > 0].min() / 2, 2 * largest.max())
+    for ax in (above, below):  # below, where no line is
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
