@@ -46,8 +46,8 @@ class LossScaleOptimizer:
     Args:
       inner_optimizer: A Keras optimizer that is not wrapped yet.
       loss_scale: What `lossscale.get` accepts: a name such as `"dynamic"`, a
-        `LossScale`, or a number, which applies all steps. Several optimizers may share
-        one.
+        `LossScale`, or a number, which applies all steps unless there is a guard.
+        Several optimizers may share one.
       name: A string, the optimizer's name.
       guard: A `Guard`, such as a `SpikeGuard`, which may leave finite steps out, or
         None.
@@ -60,7 +60,7 @@ class LossScaleOptimizer:
       nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls at a skipped
         step whose unscaled loss was NaN or infinite
         (https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md).
-      gather: A function by which workers agree that `tf.distribute` does not know, or
+      gather: A function that lets workers agree which `tf.distribute` does not know, or
         None. It is given a `float32` vector, and returns those of all workers as the
         rows of a matrix: `lambda x: hvd.allgather(x[tf.newaxis])`. It is in no config.
       **kwargs: Keras 3's other arguments, at their defaults.
@@ -262,7 +262,7 @@ class LossScaleOptimizer:
     def nonfinite_loss(self) -> Optional[str]:
         """Returns `"inf"` or `"nan"` if the last skipped step's unscaled loss was that.
 
-        Then no loss scale helps. None: the loss was finite, or the gradients are not
+        Then a lower one seldom helps. None: the loss was finite, or the gradients are not
         known to be those of this loss, as if another `tf.function` applied them. Call
         it between steps.
         """

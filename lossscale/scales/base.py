@@ -87,8 +87,8 @@ class LossScale(NumberLike, HasVariables):
         `nonfinite_loss="skip"` ignored, or None.
       last_largest: `float32` variable of shape `[]`, or None: the greatest magnitude of
         the last step, also of one that a guard has left out; infinite if the step was
-        not finite. If optimizers share the loss scale: of all their gradients in this
-        step so far, or of the last apply if a guard has left that out.
+        not finite. If optimizers share the loss scale, the greatest of what they have
+        applied so far in this step, or that of the last apply if a guard left it out.
     """
 
     needs_largest: bool = False
