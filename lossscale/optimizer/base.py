@@ -262,9 +262,9 @@ class LossScaleOptimizer:
     def nonfinite_loss(self) -> Optional[str]:
         """Returns `"inf"` or `"nan"` if the last skipped step's unscaled loss was that.
 
-        Then a lower one seldom helps. None: the loss was finite, or the gradients are not
-        known to be those of this loss, as if another `tf.function` applied them. Call
-        it between steps.
+        Then a lower scale seldom helps. None: the loss was finite, or the gradients are
+        not known to be those of this loss, as if another `tf.function` applied them.
+        Call it between steps.
         """
         return self._engine.nonfinite_loss()
 
