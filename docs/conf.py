@@ -71,6 +71,7 @@ html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {
     "show_prev_next": True,
+    "github_url": "https://github.com/lossscale/lossscale",
     "navigation_with_keys": False,
     "header_links_before_dropdown": 7,
     "navbar_align": "left",

@@ -56,8 +56,8 @@ class LossScaleMonitor(_Callback):
       verbose: An integer. 0 prints no line when training ends.
       check_underflow: A boolean, whether to find the headroom of any loss scale that
         checks gradients. That reads them twice more at each step.
-      restore_statistics: A boolean, whether to put back variables that are not trained
-        after a bad batch, as
+      restore_statistics: A boolean, whether to restore non-trainable variables after a
+        bad batch, as
         https://github.com/lossscale/lossscale/blob/main/docs/bad-batches.md shows.
       optimizers: A `LossScaleOptimizer`, a list or a dict by name of several, or None:
         the model's. With several, logs have the optimizer's name before theirs.

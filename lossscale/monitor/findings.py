@@ -140,8 +140,8 @@ def statistics(run: Run) -> Texts:
     bad = [fault for fault in found if id(fault[0]) not in ignored]
     if bad:
         text = f"""\
-Variables that are not trained, such as BatchNormalization's statistics, hold inf or \
-NaN: {models.listed(bad)}. Skipping a step does not undo what its forward pass did to \
+Non-trainable variables, such as BatchNormalization's statistics, contain inf or NaN: \
+{models.listed(bad)}. Skipping a step does not undo what its forward pass did to \
 them, and later steps cannot repair them: predictions are lost. Go back to a \
 checkpoint, or reset them, and keep the data and that layer's inputs finite. """
         if run.statistics is None:

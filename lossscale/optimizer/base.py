@@ -41,13 +41,13 @@ class LossScaleOptimizer:
 
     A step is applied only if the gradients were finite on every replica when they were
     unscaled, and their sum over the replicas is finite. Otherwise nothing changes on
-    any replica but the loss scale's own state.
+    any replica but the loss scale's own state. Without a guard, a number checks
+    nothing: write `FixedLossScale(S, skip_nonfinite=True)`.
 
     Args:
       inner_optimizer: A Keras optimizer that is not wrapped yet.
       loss_scale: What `lossscale.get` accepts: a name such as `"dynamic"`, a
-        `LossScale`, or a number, which applies all steps unless there is a guard.
-        Several optimizers may share one.
+        `LossScale`, or a number. Several optimizers may share one.
       name: A string, the optimizer's name.
       guard: A `Guard`, such as a `SpikeGuard`, which may leave finite steps out, or
         None.

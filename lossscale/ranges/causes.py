@@ -34,11 +34,11 @@ BAD_WEIGHTS = "No step repairs them. Go back to a checkpoint."
 #: Where a value was seen -> what to say. `NonfiniteReport` fills the places in.
 PLACES: Dict[str, str] = {
     "none": """\
-The loss is finite at the loss scale {scale}, and so are all gradients. Nothing is at \
-fault.""",
+In this batch of {rows} rows the loss is finite at the loss scale {scale}, and so are \
+all gradients. Nothing is at fault.""",
     "scale": """\
-The loss is finite, and so are all gradients at the loss scale 1. At {scale} gradients \
-overflow: no layer is at fault. """
+In this batch of {rows} rows the loss is finite, and so are all gradients at the loss \
+scale 1. At {scale} gradients overflow: no layer is at fault. """
     + SCALE_TOO_HIGH,
     "data": """\
 The data are finite, but not in {dtype}: the largest value that is finite there is \

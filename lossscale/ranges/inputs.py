@@ -70,15 +70,16 @@ def scale_of(optimizer: Any) -> float:
 
 
 def first_batches(
-    data: Batch, batch_size: Optional[int], batches: Optional[int]
+    data: Batch, batch_size: Optional[int], batches: Optional[int], rows: int = 32
 ) -> Tuple[Any, Iterator[Any], int]:
     """Returns the first batch, an iterator that begins with it, and its length.
 
-    Batches are as `fit` hands them to a `train_step`: `triple` takes them apart.
+    Batches are as `fit` hands them to a `train_step`: `triple` takes them apart. Arrays
+    are cut into batches of `batch_size`, or else of `rows`.
     """
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
-    chosen, length = _all_batches(data, batch_size)
+    chosen, length = _all_batches(data, batch_size, rows)
     if length is None and batches is None:
         raise ValueError(
             "`batches` must be a number if the length of the data is unknown or "
@@ -100,7 +101,7 @@ def triple(batch: Any) -> Batch:
 
 
 def _all_batches(
-    data: Batch, batch_size: Optional[int]
+    data: Batch, batch_size: Optional[int], size: int
 ) -> Tuple[Iterator[Any], Optional[int]]:
     """Returns an iterator, and its length. None: it is unknown or infinite."""
     x, *others = data
@@ -130,7 +131,7 @@ def _all_batches(
             "`x`, `y` and `sample_weight` must have the same number of rows, got "
             f"shapes {', '.join(map(str, shapes))}."
         )
-    rows, size = lengths.pop(), batch_size or 32
+    rows, size = lengths.pop(), batch_size or size
 
     def from_row(start: int) -> Any:
         x, y, sample_weight = tf.nest.map_structure(

@@ -144,7 +144,7 @@ def find_nonfinite(
       y: Targets, or None if `x` yields them.
       sample_weight: Weights as in `fit`, or None.
       loss: A loss as in `compile`, or None: the compiled one.
-      batch_size: An integer, the rows of the batch if `x` holds arrays, or None: 32.
+      batch_size: An integer, the rows to look at if `x` holds arrays, or None: 1,024.
 
     Returns:
       A `NonfiniteReport`: print it.
@@ -157,7 +157,7 @@ def find_nonfinite(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "find_nonfinite")
-    batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1)
+    batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1, 1024)
     x, y, sample_weight = inputs.triple(batch)
     inputs.check_finite(x, y, sample_weight)
     of_fit = step.of_fit(keras, model, loss, batch)
@@ -180,7 +180,8 @@ def find_nonfinite(
     is_harmless = _is_harmless(keras, first, run) if is_hidden else False
     if fault is None or is_harmless:
         where = None if place == "none" else place
-        seen = causes.PLACES[place].format(scale=scale_text(scale))
+        rows = tf.nest.flatten(x)[0].shape[0]
+        seen = causes.PLACES[place].format(scale=scale_text(scale), rows=rows)
         report = NonfiniteReport(where, seen=seen)
     else:
         report = _report_of(fault, data)

@@ -69,7 +69,8 @@ class LossScale(NumberLike, HasVariables):
     ```
 
     A loss scale acts as its number: `loss * loss_scale` is a tensor, and in eager mode
-    `float(loss_scale)` reads it.
+    `float(loss_scale)` reads it. Read its variables with `.numpy()`: on several
+    replicas `bool(loss_scale.last_step_finite)` is always True.
 
     Args:
       initial_loss_scale: A positive number within float32's normal range, or None: the
@@ -79,8 +80,7 @@ class LossScale(NumberLike, HasVariables):
       needs_largest: A boolean that a subclass sets: `next_state` gets `largest`, too.
       checks_gradients: A boolean. If it is False, every step is applied.
       current_loss_scale: `float32` variable of shape `[]`.
-      skipped_steps: `int64` variable of shape `[]`: steps whose gradients were not
-        finite. Read it with `.numpy()`.
+      skipped_steps: `int64` variable of shape `[]`: steps with inf or NaN gradients.
       consecutive_skipped_steps: `int64` variable of shape `[]`: those in a row.
       last_step_finite: `bool` variable of shape `[]`, True before the first step.
       ignored_loss_steps: `int64` variable of shape `[]`: the skipped steps that

@@ -42,9 +42,7 @@ _ARGUMENTS = arguments.Declared(
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and falls when they are not.
 
-    Use it unless you know the right scale. It starts high, is halved at each overflow,
-    and doubles after many finite steps, to stay near the largest scale that works.
-    `next_state` is the rule;
+    Use it unless you know the right scale. `next_state` is the rule;
     https://github.com/lossscale/lossscale/blob/main/docs/choosing.md says when to
     change it.
 

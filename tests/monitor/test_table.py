@@ -53,7 +53,7 @@ CAUSES = {
     "weights": "Weights that hold",
     "loaded": "what set them before",
     "unchecked": "checks no gradient",
-    "statistics": "Variables that are not trained.*hold inf",
+    "statistics": "Non-trainable variables.*contain inf",
     "accumulators": "adds gradients up",
     "input": "input of this layer held",
     "underflow": "Gradients may underflow",
