@@ -147,7 +147,6 @@ def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family,
     One function unscales and clips, so what the others are given is of no kind.
     """
     trained = Trained(family, sizes=(1, 1))
-    trained.build()
     compute = compiled(lambda factor: clip(trained.unscaled(factor)), mode)
 
     def applying(variable):
@@ -168,7 +167,6 @@ def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family,
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
     trained = Trained(family, sizes=(4, 4))
-    trained.build()
 
     def step():
         bad, good = trained.unscaled(INF)[0], trained.unscaled(0.5)[1]
