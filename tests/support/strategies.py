@@ -163,21 +163,16 @@ def _product(y_true, y_pred):
     return tf.reduce_mean(tf.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
 
 
-def fit(strategy, family, run, data=None, communication_dtype=None, **compiles):
+def fit(strategy, family, run, data=None, **compiles):
     """Fits a model to a run, or to a dataset that has one, and returns what is seen."""
-    options = {"communication_dtype": communication_dtype}
     with strategy.scope():
-        loss_scale = DynamicLossScale(**SCALE)
-        optimizer = LossScaleOptimizer(momentum(family), loss_scale, **options)
+        optimizer = LossScaleOptimizer(momentum(family), DynamicLossScale(**SCALE))
         model = linear(family, optimizer, "mixed_float16", **compiles)
         optimizer.build(model.trainable_variables)
     seen = Seen()
-
-    class Recorder(family.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):  # noqa: ARG002 - Keras's names
-            seen.look(strategy, optimizer, model.weights)
-
-    quiet = {"verbose": 0, "shuffle": False, "callbacks": [Recorder()]}
+    look = lambda *_, **__: seen.look(strategy, optimizer, model.weights)  # noqa: E731
+    recorder = family.keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    quiet = {"verbose": 0, "shuffle": False, "callbacks": [recorder]}
     if data is None:
         model.fit(*rows(run), batch_size=ROWS, **quiet)
     else:
