@@ -206,17 +206,12 @@ class Loop:
     def __init__(
         self, strategy, family, way="keras3", arguments=None, how=tf.function, **options
     ):
-        """Builds an optimizer and a variable.
+        """Builds an optimizer with the wrapper's `options`, and a variable.
 
-        Args:
-          strategy: The strategy.
-          family: The Keras.
-          way: "keras2" unscales and then applies, with a loss scale that is made
-            outside of the strategy's scope. "keras3" applies, with one made inside.
-          arguments: For `apply_gradients`, so that it does not add the gradients up:
-            all replicas have the same ones then, but for the infinities.
-          how: What is made of the step.
-          **options: The wrapper's.
+        The way "keras2" unscales and then applies, with a loss scale that is made
+        outside of the strategy's scope. The `arguments` are for `apply_gradients`, so
+        that it does not add the gradients up: all replicas have the same ones then, but
+        for the infinities. `how` makes something of the step.
         """
         outside = DynamicLossScale(**SCALE) if way == "keras2" else None
         self.strategy, self.seen = strategy, Seen()
