@@ -10,8 +10,7 @@ import tensorflow as tf
 from exact import warned
 from faulty import FAULTS, Faulty, told_by_fit, told_of
 from limits import skip_without
-from models import data, regression
-from routes import backup_and_restore
+from models import backup_and_restore, data, regression
 
 from lossscale import (
     DynamicLossScale,

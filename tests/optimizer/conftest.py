@@ -8,16 +8,11 @@ from exact import Trained, sharing
 
 @pytest.fixture
 def trained(family):
-    """Returns an optimizer that is built, with its variable."""
-    trained = Trained(family)
-    trained.build()
-    return trained
+    """Returns an optimizer and its variable."""
+    return Trained(family)
 
 
 @pytest.fixture
 def pair(family):
     """Returns two of them that share a loss scale."""
-    both = sharing(family)
-    for each in both:
-        each.build()
-    return both
+    return sharing(family)

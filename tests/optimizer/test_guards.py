@@ -6,14 +6,13 @@ That files, copies and configs hold it is in test_routes.py.
 from __future__ import annotations
 
 import gc
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from exact import changes_nothing, clip
 from guards import Judges, large
-from models import built, compiled
+from models import built
 from version_1 import running
 
 import lossscale
@@ -87,7 +86,7 @@ RUN_OF_THREE = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "session"])
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
 @pytest.mark.parametrize("rule", [DynamicLossScale, HeadroomLossScale])
 @pytest.mark.parametrize("are_guarded", [[True], [True, False, True]], ids=len)
 def test_a_loss_scale_learns_only_of_what_is_not_left_out(mode, rule, are_guarded):
@@ -103,7 +102,7 @@ def test_a_loss_scale_learns_only_of_what_is_not_left_out(mode, rule, are_guarde
         if left_out[-1]:  # only this one moves
             alone.last_largest.assign(sizes[len(left_out) - 1])
         expected.append([v.numpy() for v in (*alone.variables, alone.last_largest)])
-    with running("session" if mode == "session" else "eager") as run:
+    with running(mode) as run:
         scale = rule(64.0)
         guards = [Judges(large) if has_guard else None for has_guard in are_guarded]
         engines = [LossScaleEngine(scale, guard=guard) for guard in guards]
@@ -115,11 +114,11 @@ def test_a_loss_scale_learns_only_of_what_is_not_left_out(mode, rule, are_guarde
             for engine, variable, size in zip(engines, variables, sizes):
                 scaled = engine.scale_loss(tf.constant(1.0)) * size
                 done.append(engine.apply([scaled], [variable], added))
-            return tf.group(*done) if mode == "session" else None
+            return tf.group(*done)
 
-        taken = run.step(step) if mode == "session" else compiled(step, mode)
+        take = run.step(step)
         for number, values in enumerate(expected):
-            taken(float(number) if mode == "session" else tf.constant(float(number)))
+            take(number)
             found = [run.value(v) for v in (*scale.variables, scale.last_largest)]
             assert found == values
         assert run.value(guards[0].asked) == 6  # not of what overflowed
@@ -158,17 +157,6 @@ def test_a_step_can_be_exported(family, how, tmp_path):
     left = {"headroom": -18.0, "unscaled": -3.0}.get(how, -2.0)
     for size in (16.0, INF):
         assert loaded.train(tf.constant(size)).numpy() == [left]
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_what_is_kept_is_mirrored(family, mirrored, inside):
-    with mirrored.scope():
-        optimizer, _ = built(family, DynamicLossScale(64.0))
-    with mirrored.scope() if inside else nullcontext():
-        optimizer.loss_scale.keep_largest()
-    for variable in optimizer.loss_scale._kept().values():
-        copies = mirrored.experimental_local_results(variable)
-        assert len(copies) == mirrored.num_replicas_in_sync
 
 
 # Programs of TensorFlow 1

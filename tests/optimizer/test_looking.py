@@ -11,18 +11,16 @@ import pytest
 import tensorflow as tf
 from limits import skip_without
 from models import built, compiled, variable_of
-from strategies import last_replica_gets
+from strategies import agreed, assert_bit_equal, last_replica_gets
 
 from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 
-each_loop = pytest.mark.parametrize("loop", ["keras2", "keras3", "in-a-loop"])
 
-
-def step_of(optimizer, variable, loop):
-    """Returns a step whose gradient, unscaled, is what it is called with."""
+def step_on(strategy, optimizer, variable, loop, on_others, mode="graph"):
+    """Returns a step. What it is given is the true gradient of the last replica."""
 
     def step(grad):
-        scaled = optimizer.scale_loss(grad)
+        scaled = optimizer.scale_loss(last_replica_gets(grad, on_others))
         if loop == "in-a-loop":
             total = tf.zeros([2])
             for _ in tf.range(2):
@@ -34,7 +32,8 @@ def step_of(optimizer, variable, loop):
             scaled = tf.clip_by_norm(scaled, 2.0**-6)
         optimizer.apply_gradients([(scaled, variable)])
 
-    return tf.autograph.to_graph(step) if loop == "in-a-loop" else step
+    step = tf.autograph.to_graph(step) if loop == "in-a-loop" else step
+    return compiled(lambda grad: strategy.run(step, args=(grad,)), mode)
 
 
 @pytest.mark.smoke
@@ -45,13 +44,7 @@ def test_it_sees_the_largest_on_the_last_replica(family, mirrored, loop, mode):
     with mirrored.scope():
         loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
         optimizer, variable = built(family, loss_scale)
-
-    take = step_of(optimizer, variable, loop)
-
-    def replica(grad):
-        take(last_replica_gets(grad, [0.0, 2.0**-22]))
-
-    step = compiled(lambda grad: mirrored.run(replica, args=(grad,)), mode)
+    step = step_on(mirrored, optimizer, variable, loop, [0.0, 2.0**-22], mode)
     for largest in (2.0**-12, 2.0**-2):
         step(tf.constant([-largest, 0.0]))
         assert loss_scale.last_largest.numpy() == largest
@@ -59,41 +52,38 @@ def test_it_sees_the_largest_on_the_last_replica(family, mirrored, loop, mode):
     step(tf.constant([np.inf, 0.0]))
     assert loss_scale.last_largest.numpy() == np.inf
     assert loss_scale.numpy() == 2.0**12  # the ceiling
-    for variable in (*loss_scale.variables, loss_scale.last_largest):
-        copies = mirrored.experimental_local_results(variable)
-        assert len({copy.numpy().item() for copy in copies}) == 1
+    assert_bit_equal(mirrored, [*loss_scale.variables, loss_scale.last_largest])
 
 
-@each_loop
+@pytest.mark.parametrize("loop", ["keras2", "keras3", "in-a-loop"])
 def test_with_communication_dtype_it_is_that_of_a_replica(family, mirrored, loop):
     """Not that of the sum. It was there before clipping."""
     skip_without("adding up over replicas", family)
     with mirrored.scope():
         loss_scale = DynamicLossScale(2.0**6)
-        loss_scale.keep_largest()
         optimizer, variable = built(family, loss_scale, communication_dtype="float16")
-
-    take = step_of(optimizer, variable, loop)
-
-    def replica(grad):
-        take(last_replica_gets(grad, [0.25, 0.0]))
-
-    step = tf.function(lambda grad: mirrored.run(replica, args=(grad,)))
+    loss_scale.keep_largest()
+    step = step_on(mirrored, optimizer, variable, loop, [0.25, 0.0])
     for first, largest in ((0.5, 0.5), (-0.125, 0.25), (np.inf, np.inf)):
         step(tf.constant([first, 0.0]))
-        assert loss_scale.last_largest.numpy() == largest
+        assert agreed(mirrored, loss_scale.last_largest) == largest
+    copies = mirrored.experimental_local_results(loss_scale.last_largest)
+    assert len(copies) == mirrored.num_replicas_in_sync
 
 
+def unscaled_by_the_loss_scale(optimizer, grad):
+    scale = optimizer.loss_scale
+    return scale.unscale([grad * scale()])[0]
+
+
+HELD = tf.Variable([0.0])
 #: What the second gradient of a list is when it is applied.
 SECOND = {
     "scaled": lambda optimizer, grad: optimizer.scale_loss(grad),
     "of unknown origin": lambda _, grad: grad,
-    "unscaled by the loss scale": lambda optimizer, grad: optimizer.loss_scale.unscale(
-        [grad * optimizer.loss_scale()]
-    )[0],
+    "unscaled by the loss scale": unscaled_by_the_loss_scale,
     "held by a variable": lambda _, grad: tf.convert_to_tensor(HELD.assign(grad)),
 }
-HELD = tf.Variable([0.0])
 
 
 @pytest.mark.parametrize(

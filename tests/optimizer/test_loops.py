@@ -9,19 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import S, Trained, clip, gradients, heard
-from models import built, compiled, variable_of
+from models import built, compiled
+from strategies import last_replica_gets, scope_of
 
-from lossscale import DynamicLossScale, LossScale
+from lossscale import DynamicLossScale
 from lossscale.runtime.keras_versions import variable_name
 
 INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph"]
-
-
-@pytest.fixture
-def trained(family):
-    """Returns an optimizer that is not built yet, with its variable."""
-    return Trained(family)
 
 
 # What a step makes of a list of gradients, or of two.
@@ -40,17 +35,15 @@ def unscale_in_parts(trained, factor):
     trained.apply([*clip(one), *two])
 
 
-def apply_two_lists(trained, factor):
+def apply_two_lists(trained, factor, unscale=list):
     """Of one loss: each is applied or skipped, and divided by what multiplied it."""
     good = trained.scaled(0.5)
     for grads in ([grad * factor for grad in good], good):
-        trained.apply(grads)
+        trained.apply(unscale(grads))
 
 
 def unscale_and_apply_two_lists(trained, factor):
-    good = trained.scaled(0.5)
-    for grads in ([grad * factor for grad in good], good):
-        trained.apply(trained.optimizer.get_unscaled_gradients(grads))
+    apply_two_lists(trained, factor, trained.optimizer.get_unscaled_gradients)
 
 
 def apply_a_list_again(trained, factor):
@@ -160,23 +153,21 @@ def test_what_one_trace_has_seen_never_reaches_another(family, get):
 @pytest.mark.parametrize("grads", [[], [None]], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_without_any_gradient_it_does_as_a_bare_optimizer(family, grads, mode):
-    answers = []
-    for wrap in (False, True):
-        trained = Trained(family)
-        trained.optimizer.scale_loss(tf.constant(1.0))
-        which = trained.optimizer if wrap else family.optimizers.SGD(1.0)
+    trained = Trained(family)
+    trained.optimizer.scale_loss(tf.constant(1.0))
 
-        def step(which=which, variables=trained.variables):
-            which.apply_gradients(list(zip(grads, variables)))
+    def answer(optimizer):
+        def step():
+            optimizer.apply_gradients(list(zip(grads, trained.variables)))
 
         try:
             compiled(step, mode)()
-            answers.append("fine")
         except Exception as error:
-            answers.append((type(error), str(error).split(":")[0][:40]))
-        assert trained.subtracted() == 0.0
-        assert trained.state()[2] == 0
-    assert answers[0] == answers[1]
+            return type(error), str(error).split(":")[0][:40]
+        return "fine"
+
+    assert answer(trained.optimizer) == answer(family.optimizers.SGD(1.0))
+    assert (trained.subtracted(), trained.state()[2]) == (0.0, 0)
 
 
 @pytest.mark.each_keras
@@ -187,24 +178,9 @@ def test_apply_gradients_tells_the_true_iterations(trained):
         returned = trained.optimizer.apply_gradients(pairs)
         assert int(returned.numpy()) == expected
         assert int(trained.optimizer.iterations.numpy()) == expected
+    # A function is scaled when it is called.
     scaled = trained.optimizer.get_scaled_loss(lambda: tf.constant(2.0))
-    assert float(scaled()) == 2.0 * float(
-        trained.optimizer.loss_scale
-    )  # a function is scaled when it is called
-
-
-@pytest.mark.peer_defect(17)
-@pytest.mark.parametrize("unscales", [True, False])
-def test_float16_variables_at_a_scale_beyond_float16(family, unscales):
-    optimizer = Trained(family, DynamicLossScale(2.0**26)).optimizer
-    variable = variable_of(family, [1.0], "float16")
-    scaled = optimizer.scale_loss(tf.constant(2.0, tf.float16))
-    assert float(scaled) == 2.0**27
-    grads = [tf.reshape(tf.cast(scaled * 2.0**-12, tf.float16), [1])]
-    if unscales:
-        grads = optimizer.get_unscaled_gradients(grads)
-    optimizer.apply_gradients(zip(grads, [variable]))
-    assert float(np.array(variable.numpy())[0]) == float(np.float16(1 - 2.0**-11))
+    assert float(scaled()) == 2.0 * trained.state()[0]
 
 
 def test_a_fixed_scale_builds_no_branch_and_no_check(family):
@@ -219,31 +195,25 @@ def test_a_fixed_scale_builds_no_branch_and_no_check(family):
 # Loss scales that override `update`: one that returns a flag is in scales/test_own.py.
 
 
-class Doubling(LossScale):
+class Doubling(DynamicLossScale):
     """Returns its variable, as one writes it without a thought."""
 
-    def __init__(self):
-        super().__init__()
-        self._scale = self._add_weight("scale", 8.0, tf.float32)
-
     def __call__(self):
-        return self._scale
+        return self.current_loss_scale
 
     def update(self, grads):
         del grads
-        return self._scale.assign(self._scale * 2, read_value=False), True
-
-    def get_config(self):
-        return {}
+        doubled = 2.0 * self.current_loss_scale
+        return self.current_loss_scale.assign(doubled, read_value=False), True
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("divides", ["apply", "unscaled", "by hand"])
 def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
-    trained = Trained(family, Doubling())
+    trained = Trained(family, Doubling(8.0))
+    scale = trained.optimizer.loss_scale
 
     def step(factor):
-        scale = trained.optimizer.loss_scale
         grads = gradients(lambda loss: loss * scale, factor, trained.variables)
         if divides == "unscaled":
             grads = trained.optimizer.get_unscaled_gradients(grads)
@@ -255,32 +225,27 @@ def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
     for factor, subtracted in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
         step(tf.constant(factor))  # it says True, but no infinity is applied
         assert trained.subtracted() == subtracted
-    assert float(trained.optimizer.loss_scale) == 64.0
+    assert float(scale) == 64.0
 
 
 # Rows of a table.
 
 
-def make_step_of_rows(optimizer, table, unscales):
-    """Returns a step with a gradient of some rows of a table of 5 x 2."""
-
-    @tf.function
-    def step(values, indices):
-        scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), values.dtype)
-        grads = [tf.IndexedSlices(values * scale, indices, tf.constant([5, 2]))]
-        if unscales:
-            grads = optimizer.get_unscaled_gradients(grads)
-            assert isinstance(grads[0], tf.IndexedSlices)
-        optimizer.apply_gradients(zip(grads, [table]))
-
-    return step
+def apply_rows(optimizer, table, values, indices, unscales):
+    """Takes a step with a gradient of some rows of a table of 5 x 2."""
+    scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), values.dtype)
+    grads = [tf.IndexedSlices(values * scale, indices, tf.constant([5, 2]))]
+    if unscales:
+        grads = optimizer.get_unscaled_gradients(grads)
+        assert isinstance(grads[0], tf.IndexedSlices)
+    optimizer.apply_gradients(zip(grads, [table]))
 
 
 @pytest.mark.peer_defect(19)
 @pytest.mark.parametrize("unscales", [True, False])
 def test_rows_are_looked_at_without_the_rest_of_the_table(family, unscales):
     optimizer, table = built(family, DynamicLossScale(8.0), np.ones([5, 2]))
-    step = make_step_of_rows(optimizer, table, unscales)
+    step = tf.function(lambda *rows: apply_rows(optimizer, table, *rows, unscales))
     rows = tf.constant([1, 3])
     if family.name == "keras3":
         graph = step.get_concrete_function(tf.ones([2, 2]), rows).graph
@@ -293,16 +258,31 @@ def test_rows_are_looked_at_without_the_rest_of_the_table(family, unscales):
 
 
 @pytest.mark.parametrize("unscales", [True, False])
-def test_equal_rows_of_float16_that_add_up_to_infinity(family, unscales):
-    scale, ones = DynamicLossScale(1), np.ones([5, 2])
-    optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
-    step = make_step_of_rows(optimizer, table, unscales)
-    values = tf.constant([[4e4, 0], [4e4, 1]], tf.float16)
-    step(values, tf.constant([3, 3]))
-    np.testing.assert_array_equal(table.numpy(), ones)
-    assert scale.skipped_steps.numpy() == 1
-    (found,) = optimizer.nonfinite_gradients()
-    assert (found.kind, found.variable) == ("inf", table)
-    step(values, tf.constant([3, 1]))
-    assert scale.skipped_steps.numpy() == 1
-    np.testing.assert_array_equal(table.numpy()[3], [1 - 40000 / 1024, 1])
+@pytest.mark.parametrize("on", ["one replica", "two"])
+def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored, unscales, on):
+    """On one replica, or on all together."""
+    strategy = mirrored if on == "two" else None
+    with scope_of(strategy):
+        scale, ones = DynamicLossScale(1), np.ones([5, 2])
+        optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
+
+    def step(indices, of_last, special):
+        value = 4e4 / tf.distribute.get_replica_context().num_replicas_in_sync
+        values = tf.constant([[value, 0.0], [value, 1.0]])
+        values = tf.cast(values + last_replica_gets(special, 0.0), tf.float16)
+        indices = last_replica_gets(of_last, indices)
+        apply_rows(optimizer, table, values, indices, unscales)
+
+    on_each = lambda *args: strategy.run(step, args)  # noqa: E731
+    run = tf.function(on_each if strategy else step)
+    for indices, of_last, special, skipped in (
+        ([3, 3], [1, 3], 0.0, 0),  # at most 6e4
+        ([3, 3], [3, 3], 0.0, 1),  # 8e4
+        ([0, 1], [3, 2], INF, 2),
+    ):
+        before = table.numpy()
+        run(*map(tf.constant, (indices, of_last, special)))
+        assert scale.skipped_steps.numpy() == skipped
+        assert np.array_equal(table.numpy(), before) == (skipped > 0)
+        faults = optimizer.nonfinite_gradients()
+        assert [each.kind for each in faults] == ["inf"] * (skipped > 0)

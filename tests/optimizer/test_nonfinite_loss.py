@@ -8,24 +8,19 @@ scales/test_ignored_losses.py.
 
 from __future__ import annotations
 
+import exact
 import numpy as np
 import pytest
 import tensorflow as tf
 from every_loss_scale import CASES
 from exact import of_loss
 from guards import PAGE as GUARD
-from models import (
-    assert_same,
-    build,
-    compiled,
-    optimizer_state,
-    variable_of,
-)
-from strategies import last_replica_gets, scope_of
+from limits import skip_without
+from models import assert_same, optimizer_state
+from strategies import last_replica_gets
 
 import lossscale
-from lossscale import DynamicLossScale, LossScaleManager, LossScaleOptimizer, SpikeGuard
-from lossscale.runtime import keras_versions
+from lossscale import DynamicLossScale, LossScaleManager
 
 INF, NAN = float("inf"), float("nan")
 #: The largest gradients of good steps, so that some loss scales see them grow.
@@ -64,28 +59,15 @@ EVERY = {
 }
 
 
-class Trained:
-    """An optimizer, two variables, and a step that is given losses and gradients."""
+class Trained(exact.Trained):
+    """One with two variables, and a step that is given a loss and gradients."""
 
-    def __init__(self, family, loss_scale, how="skip", rate=2.0**-4, **kwargs):
-        # Of powers of two all sums are exact.
-        inner = family.optimizers.SGD(rate, momentum=0.5)
-        self.optimizer = LossScaleOptimizer(
-            inner, loss_scale, nonfinite_loss=how, **kwargs
-        )
-        self.variables = [variable_of(family, [8.0, 8.0]) for _ in range(2)]
-        build(self.optimizer, self.variables)
-        self.run = compiled(self.step, "graph")
+    def __init__(self, family, loss_scale, how="skip", **options):
+        super().__init__(family, loss_scale, (2, 2), nonfinite_loss=how, **options)
+        self.run = tf.function(self.step)
 
     def step(self, loss, grads):
-        self.apply(self.scaled(loss, grads))
-
-    def scaled(self, loss, grads):
-        """Returns the gradients of the scaled loss."""
-        return of_loss(self.optimizer.scale_loss, loss, grads)
-
-    def apply(self, grads):
-        self.optimizer.apply_gradients(list(zip(grads, self.variables)))
+        self.apply(of_loss(self.optimizer.scale_loss, loss, grads))
 
     def __call__(self, loss=1.0, largest=0.5):
         grads = [tf.constant([largest, 0.25]), tf.constant([0.125, 0.0625])]
@@ -119,8 +101,12 @@ def make(request):
     return request.param
 
 
-def test_a_bad_loss_moves_no_rule_and_the_step_is_counted(family, make):
-    trained, without = (Trained(family, make()) for _ in range(2))
+@pytest.mark.parametrize("setting", [{}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_a_bad_loss_moves_no_rule_and_the_step_is_counted(family, make, setting):
+    """Nor does it add to what Keras's own optimizer accumulates."""
+    for feature in setting:
+        skip_without(feature, family)
+    trained, without = (Trained(family, make(), setting=setting) for _ in range(2))
     for number, largest in enumerate(GOOD):
         trained(largest=largest)
         without(largest=largest)
@@ -176,6 +162,9 @@ def test_the_loss_of_the_last_replica_alone_may_be_bad(family, mirrored, dtype):
     last = "gradients" if dtype is None else "nan"
     assert trained.reasons() == ["nan", "inf", "gradients", last]
     assert int(trained.optimizer.iterations.numpy()) == 2
+    for _ in range(9):  # one of these is one too many
+        run(tf.constant(NAN), tf.constant(1.0))
+    assert float(trained.optimizer.loss_scale) == scale / 2
 
 
 #: Of a step of two optimizers: their losses, the factors of their gradients, and
@@ -214,92 +203,14 @@ def test_an_overflow_of_either_of_two_counts_but_no_bad_loss_does(family, case):
 def test_beside_a_guard_each_reason_is_told_apart(family):
     scale, guard = DynamicLossScale(64.0, 2), GUARD.SkipsZeros()
     trained = Trained(family, scale, guard=guard)
-    zeros = [tf.zeros([2]), tf.zeros([2])]
     trained()
-    before = trained.trained()
-    trained.run(tf.constant(1.0), zeros)
-    assert_same(trained.trained(), before)
-    assert (float(scale), int(scale.good_steps.numpy())) == (64.0, 1)
-    assert trained.counted() == [0, 0, True]
+    trained.run(tf.constant(1.0), [tf.zeros([2]), tf.zeros([2])])
+    assert trained.state() == (64.0, 1, 0)
     assert int(guard.zeros.numpy()) == 1
     trained()
-    assert float(scale) == 128.0
     trained(NAN, NAN)
-    assert float(scale) == 128.0
+    assert trained.state() == (128.0, 0, 1)
     assert int(scale.ignored_loss_steps.numpy()) == 1
     trained(1.0, INF)
-    assert float(scale) == 64.0
+    assert trained.state() == (64.0, 0, 2)
     assert trained.reasons() == ["left out", "nan", "gradients"]
-
-
-# Losses that are only infinite because they are summed in float16: their gradients are
-# finite once the loss scale is low enough, so the loss scale must fall
-
-
-START, FITS = 2.0**9, 2.0**6
-#: A step's loss and largest gradient. Scaled, that of "f" is finite up to `FITS`.
-LOSSES = {"g": (1.0, 0.5), "b": (NAN, NAN), "f": (INF, 2.0**121)}
-#: How many optimizers share a loss scale; what they train on, time after time: a
-#: function is a word, with a letter for each optimizer, or - if it takes no step; how
-#: often, and the loss scale then; and how many steps each has applied at the end.
-PROGRAMS = {
-    "good steps of another do not hide them": (2, [(["g-", "-f"], 45, FITS)], [45, 15]),
-    # The 13th of these losses counts, then the 26th and the 39th.
-    "two tasks that alternate": (1, [(["g", "f"], 45, FITS)], [45 + 45 - 39]),
-    "a bad batch now and then": (1, [([*"gggggggggb"], 6, START)], [54]),
-    # The tenth of the first one is the fifth of the second one.
-    "each counts its own": (
-        3,
-        [
-            (["b-g"], 5, START),
-            (["bbg"], 4, START),
-            (["bbg"], 1, START / 2),
-            (["bbg"], 4, START / 2),
-            (["bbg"], 1, START / 4),
-        ],
-        [0, 0, 15],
-    ),
-}
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", "mirrored"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_loss_scale_falls_until_they_fit_and_not_for_a_few(
-    family, mode, name, request
-):
-    count, rounds, applied = PROGRAMS[name]
-    strategy = request.getfixturevalue("mirrored") if mode == "mirrored" else None
-    with scope_of(strategy):
-        scale = DynamicLossScale(START, 10**6)
-        every = [Trained(family, scale, rate=0.0) for _ in range(count)]
-
-    def take(word):
-        for one, letter in zip(every, word):
-            if letter != "-":
-                loss, largest = map(last_replica_gets, LOSSES[letter], LOSSES["g"])
-                one.step(loss, [tf.stack([largest, 0.25])])
-
-    functions = {}
-    for words, times, expected in rounds:
-        for word in words * times:
-            if word not in functions:
-                step = lambda word=word: take(word)  # noqa: E731
-                if strategy:
-                    step = lambda word=word: strategy.run(take, (word,))  # noqa: E731
-                functions[word] = compiled(step, "graph" if strategy else mode)
-            functions[word]()
-        assert float(scale.numpy()) == expected
-    found = [int(one.optimizer.applied_steps.numpy()) for one in every]
-    assert found == applied
-
-
-def test_an_optimizer_that_counts_nothing_has_every_tenth_counted(family):
-    """As larq's, whose `iterations` stay at 0 while good steps are in between."""
-    scale = DynamicLossScale(START, 10**6)
-    trained = Trained(family, scale, rate=0.0, guard=SpikeGuard())
-    counted = keras_versions.tensor_of(trained.optimizer.applied_steps)
-    for number in range(1, 31):
-        trained(NAN, NAN)
-        trained()
-        counted.assign(0)
-        assert float(scale.numpy()) == START / 2.0 ** (number // 10)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import tensorflow as tf
 from exact import S, Trained, changes_nothing, clip, warned
@@ -78,23 +76,17 @@ def grad_norm(ours, of):
     return step
 
 
-def the_loss_scale_unscales(ours, of, apart=False):
+def the_loss_scale_unscales(ours, of):
     """But the first time, the optimizer does."""
     compute, apply, change = of(ours.scaled), of(ours.apply), of(clip)
-    first, then = (
-        ours.optimizer.get_unscaled_gradients,
-        ours.optimizer.loss_scale.unscale,
-    )
-    then = of(then) if apart else then
+    first = ours.optimizer.get_unscaled_gradients
+    then = of(ours.optimizer.loss_scale.unscale)
 
     def step(factor):
         unscale = first if factor == INF else then
         apply(change(unscale(compute(factor))))
 
     return step
-
-
-in_a_function = partial(the_loss_scale_unscales, apart=True)
 
 
 def batches(ours, of):
@@ -121,7 +113,6 @@ CASES = {
     "a mean": (a_mean, [0.5, INF, 0.5, 0.5, 0.5], 1.53125, 3, 1),
     "GradNorm": (grad_norm, [0.5, 0.5, 0.5, INF, *[0.5] * 7], 5.0, 7, 1),
     "the loss scale": (the_loss_scale_unscales, [INF, *[0.5] * 5], 2.5, 5, 1),
-    "the loss scale in a function": (in_a_function, [INF, *[0.5] * 5], 2.5, 5, 1),
     "batches that are added up": (batches, [INF, *[0.5] * 5], 1.5, 1, 1),
 }
 
@@ -140,35 +131,10 @@ def test_an_overflow_costs_its_own_step_and_no_other_one(trained, case, mode):
     assert trained.state() == (S / 2.0**skipped, good, skipped)
 
 
-@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
-def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family, mode):
-    """The first function counts it, and the next one sees only the state of the step.
-
-    One function unscales and clips, so what the others are given is of no kind.
-    """
-    trained = Trained(family, sizes=(1, 1))
-    trained.build()
-    compute = compiled(lambda factor: clip(trained.unscaled(factor)), mode)
-
-    def applying(variable):
-        def apply_part(grad):
-            trained.optimizer.apply_gradients([(grad, variable)])
-
-        return compiled(apply_part, mode)
-
-    functions = list(map(applying, trained.variables))
-    with warned(0):
-        for factor, left in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
-            for apply_part, grad in zip(functions, compute(tf.constant(factor))):
-                apply_part(grad)
-            assert trained.subtracted() == [left, left]
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
     trained = Trained(family, sizes=(4, 4))
-    trained.build()
 
     def step():
         bad, good = trained.unscaled(INF)[0], trained.unscaled(0.5)[1]

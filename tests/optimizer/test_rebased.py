@@ -42,15 +42,12 @@ def test_one_of_keras_2s_trains_and_is_saved(family, rng, tmp_path):
     x, y = data(rng)
     optimizer = OfKeras2(family.optimizers.SGD(2.0**-3), True, 64.0, 3, extra=5.0)
     assert isinstance(optimizer, OfKeras2)
-    own_wrapper = type(LossScaleOptimizer(family.optimizers.SGD(0.25)))
-    assert isinstance(optimizer, own_wrapper)  # `compile` wraps it no more
     model = regression(family, optimizer, "mixed_float16")
-    assert model.optimizer is optimizer
+    assert model.optimizer is optimizer  # `compile` wraps it no more
     model.fit(x, y, batch_size=16, verbose=0)
     assert float(optimizer.loss_scale) == 128.0
     assert optimizer._steps > 0
 
-    custom = {"OfKeras2": OfKeras2}
     config = optimizer.get_config()
     for cls in (OfKeras2, type(optimizer)):
         again = cls.from_config(config)
@@ -61,7 +58,8 @@ def test_one_of_keras_2s_trains_and_is_saved(family, rng, tmp_path):
         return  # such files do not hold their state, or are none
     path = str(tmp_path / "model.keras")
     model.save(path)
-    loaded = family.keras.models.load_model(path, custom_objects=custom).optimizer
+    load, custom = family.keras.models.load_model, {"OfKeras2": OfKeras2}
+    loaded = load(path, custom_objects=custom).optimizer
     assert isinstance(loaded, OfKeras2)
     assert (loaded._extra, float(loaded.loss_scale)) == (5.0, 128.0)
     assert int(loaded.iterations.numpy()) == 4
@@ -90,18 +88,14 @@ def test_others_are_called_as_they_are(family):
     class OfKeras3(LossScaleOptimizer):
         """As programs derive from Keras 3's wrapper."""
 
-        def __init__(
-            self, inner_optimizer, initial_scale=2.0**15, steps=2000, **kwargs
-        ):
-            super().__init__(inner_optimizer, initial_scale, steps, **kwargs)
+        def __init__(self, inner_optimizer, initial_scale=2.0**15, steps=2000):
+            super().__init__(inner_optimizer, initial_scale, steps)
 
     sgd = family.optimizers.SGD
     scale = OfKeras3(sgd(0.25), 64.0, 7).loss_scale
     assert (float(scale), scale.increment_period) == (64.0, 7)
-    assert (
-        float(ByName(sgd(0.25), dynamic=False, initial_scale=64.0).loss_scale) == 64.0
-    )
-    assert float(ByName(optimizer=sgd(0.25), loss_scale=8.0).loss_scale) == 8.0
+    for arguments in ({"dynamic": False, "initial_scale": 64.0}, {"loss_scale": 64.0}):
+        assert float(ByName(optimizer=sgd(0.25), **arguments).loss_scale) == 64.0
     own = family.keras.mixed_precision.LossScaleOptimizer(sgd(0.25), initial_scale=64.0)
     optimizer = OfKeras2.from_keras(own)
     assert isinstance(optimizer, OfKeras2)
@@ -113,12 +107,10 @@ def test_what_cannot_be_is_told_with_the_line_to_change(family):
         def __init__(self, rate):
             super().__init__(family.optimizers.SGD(rate))
 
-    with pytest.raises(
-        TypeError, match=r"`inner_optimizer` must .* WithoutOne.*type\("
-    ):
+    told = r"`inner_optimizer` must .* WithoutOne.*type\("
+    with pytest.raises(TypeError, match=told):
         WithoutOne(0.25)
-    config = LossScaleOptimizer(
-        family.optimizers.SGD(0.25), DynamicLossScale(64.0, multiplier=4.0)
-    ).get_config()
+    scale = DynamicLossScale(64.0, multiplier=4.0)
+    config = LossScaleOptimizer(family.optimizers.SGD(0.25), scale).get_config()
     with pytest.raises(TypeError, match=r"`loss_scale` must .* Give the constructor"):
         OfKeras2.from_config(config)

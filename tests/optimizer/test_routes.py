@@ -16,8 +16,13 @@ import tensorflow as tf
 from exact import of_loss
 from guards import Judges, tiny
 from limits import skip_without
-from models import build, checkpoint_of, optimizer_state, variable_of
-from routes import ROUTES, backup_and_restore, there, weights_of
+from models import (
+    backup_and_restore,
+    build,
+    checkpoint_of,
+    optimizer_state,
+    variable_of,
+)
 
 from lossscale import (
     DynamicLossScale,
@@ -59,26 +64,10 @@ GUARDS = {
 CUSTOM = {"Tiny": Tiny}
 
 
-def schedule_of(family):
-    """Returns a registered learning rate schedule of the user's."""
-    schedules, utils = family.keras.optimizers.schedules, family.keras.utils
-    home = f"test-{family.name}-schedule"
-    utils.get_custom_objects().pop(f"{home}>Mine", None)  # 2.4 registers it once
-
-    @utils.register_keras_serializable(home)
-    class Mine(schedules.LearningRateSchedule):
-        """A user's schedule."""
-
-        def __init__(self, first):
-            self.first = first
-
-        def __call__(self, step):
-            return self.first / (1.0 + tf.cast(step, tf.float32))
-
-        def get_config(self):
-            return {"first": self.first}
-
-    return Mine(0.05)
+def sgd_of(family):
+    """Returns an optimizer with slots and a learning rate schedule."""
+    schedule = family.keras.optimizers.schedules.InverseTimeDecay(0.05, 1, 1.0)
+    return family.optimizers.SGD(schedule, momentum=0.5)
 
 
 class Run:
@@ -88,10 +77,7 @@ class Run:
         self.family, self.how, self.others = family, how, []
         self.model = self.new_model()
         self.variable = self.model.trainable_variables[0]
-        schedule = schedule_of(family)
-        #: What .h5 files of Keras 2 do not find by a registered name.
-        self.custom = {**CUSTOM, "Mine": type(schedule)}
-        inner = family.optimizers.SGD(schedule, momentum=0.5)
+        inner = sgd_of(family)
         if family.name == "keras2-legacy":
             inner._create_all_weights(self.model.trainable_variables)
         else:
@@ -202,6 +188,83 @@ HISTORIES = [
 ]
 
 
+def weights_of(optimizer):
+    if hasattr(optimizer, "get_weights"):  # Keras 2's
+        return optimizer.get_weights()
+    return [v.numpy() for v in optimizer.variables]
+
+
+def write_weights(model, path):
+    np.savez(f"{path}.npz", *weights_of(model.optimizer))
+
+
+def read_weights(_, path, other):
+    with np.load(f"{path}.npz") as values:
+        other.optimizer.set_weights([values[name] for name in values.files])
+    return other
+
+
+def write_checkpoint(model, path):
+    checkpoint_of(model).write(str(path))
+
+
+def read_checkpoint(_, path, other):
+    checkpoint_of(other).read(str(path)).expect_partial()
+    return other
+
+
+def write_folder(model, path):
+    if type(model).__module__.startswith("keras.src.models"):  # Keras 3's
+        tf.saved_model.save(model, str(path))
+    else:
+        model.save(str(path), save_format="tf")
+
+
+def read_folder(family, path, other):
+    variables = f"{path}/variables/variables"
+    if family.name == "keras3":
+        tf.train.Checkpoint(other).read(variables).expect_partial()
+        return other
+    model = family.keras.models.load_model(str(path))
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(variables).expect_partial()
+    return model
+
+
+def by_model(ending):
+    return (
+        lambda model, path: model.save(f"{path}{ending}"),
+        lambda family, path, _: family.keras.models.load_model(f"{path}{ending}"),
+    )
+
+
+def by_weights(ending):
+    def read(_, path, other):
+        other.load_weights(f"{path}{ending}")
+        return other
+
+    return lambda model, path: model.save_weights(f"{path}{ending}"), read
+
+
+#: Every route of a model to disk and back: what a Keras must have for it, see
+#: limits.py; a function of a model and a path without ending that writes; and one of
+#: the family, the path and a model, which returns that model or a new one.
+ROUTES = {
+    "checkpoint": (None, write_checkpoint, read_checkpoint),
+    "set_weights": (None, write_weights, read_weights),
+    ".weights.h5": (
+        "an optimizer in a .weights.h5 file",
+        *by_weights(".weights.h5"),
+    ),
+    "weights": ("weights in TensorFlow's format", *by_weights("")),
+    ".keras": ("an optimizer in a .keras file", *by_model(".keras")),
+    ".h5": ("an optimizer in an .h5 file", *by_model(".h5")),
+    "SavedModel": (None, write_folder, read_folder),
+}
+#: The routes of the quick tests, which take turns with the histories.
+QUICK = ("checkpoint", "set_weights", ".weights.h5")
+
+
 def rebuilt(run):
     """Returns a run of what the config of another one makes."""
     optimizer = run.optimizer
@@ -212,37 +275,38 @@ def rebuilt(run):
     return other
 
 
-#: The quick tests have these.
-QUICK = ("checkpoint", "set_weights", ".weights.h5")
+def every_route_and_history():
+    for route in ROUTES:
+        for number, history in enumerate(HISTORIES):
+            marks = [] if QUICK[number % 3] == route else [pytest.mark.slow]
+            yield pytest.param(route, history, id=f"{route}-{number}", marks=marks)
 
 
 @pytest.mark.every
 @pytest.mark.peer_defect(12)
-@pytest.mark.parametrize(
-    "route",
-    [pytest.param(r, marks=[pytest.mark.slow] * (r not in QUICK)) for r in ROUTES],
-)
-def test_what_is_rebuilt_goes_on_alike(family, tmp_path_factory, route):
-    route = there(family, route)
-    for how, scale, happened in HISTORIES:
-        run, folder = Run(family, how, scale), tmp_path_factory.mktemp("histories")
-        for each in happened.split(", "):
-            name, *arguments = each.split()
-            more = [folder] if name == "back" else []
-            getattr(run, name)(*arguments, *more)
-        run.take("TN")
-        other = rebuilt(run)
-        assert [*other.optimizer._own_variables()] == [*run.optimizer._own_variables()]
-        other.take("ONt")
-        with family.keras.utils.custom_object_scope(run.custom):
-            route.write(run.model, folder / "file")
-            other.model = route.read(family, folder / "file", other.model)
-        other.model.set_weights(run.model.get_weights())  # not in lists of an optimizer
-        other.optimizer = other.model.optimizer
-        (other.variable,) = other.model.trainable_variables
-        other.optimizer.build([other.variable])
-        assert other.state() == run.state(), happened
-        assert run.take(TAIL) == other.take(TAIL), happened
+@pytest.mark.parametrize(("route", "history"), [*every_route_and_history()])
+def test_what_is_rebuilt_goes_on_alike(family, tmp_path, route, history):
+    (feature, write, read), (how, scale, happened) = ROUTES[route], history
+    if feature is not None:
+        skip_without(feature, family)
+    run = Run(family, how, scale)
+    for each in happened.split(", "):
+        name, *arguments = each.split()
+        more = [tmp_path] if name == "back" else []
+        getattr(run, name)(*arguments, *more)
+    run.take("TN")
+    other = rebuilt(run)
+    assert [*other.optimizer._own_variables()] == [*run.optimizer._own_variables()]
+    other.take("ONt")
+    with family.keras.utils.custom_object_scope(CUSTOM):
+        write(run.model, tmp_path / "file")
+        other.model = read(family, tmp_path / "file", other.model)
+    other.model.set_weights(run.model.get_weights())  # not in lists of an optimizer
+    other.optimizer = other.model.optimizer
+    (other.variable,) = other.model.trainable_variables
+    other.optimizer.build([other.variable])
+    assert other.state() == run.state()
+    assert run.take(TAIL) == other.take(TAIL)
 
 
 @pytest.mark.smoke
@@ -252,9 +316,8 @@ def test_a_checkpoint_is_read_before_the_build(family, tmp_path):
     run, other = (Run(family, "skip", "search") for _ in range(2))
     run.take("TNNOTNT")
     path = checkpoint_of(run.model).write(str(tmp_path / "checkpoint"))
-    inner = family.optimizers.SGD(schedule_of(family), momentum=0.5)
     scale = SCALES["search"]()
-    other.optimizer = LossScaleOptimizer(inner, scale, nonfinite_loss="skip")
+    other.optimizer = LossScaleOptimizer(sgd_of(family), scale, nonfinite_loss="skip")
     other.model.compile(other.optimizer, family.keras.losses.MeanSquaredError())
     status = checkpoint_of(other.model).read(path)
     # The slots of an optimizer that is not built yet are restored when it is.
@@ -265,53 +328,28 @@ def test_a_checkpoint_is_read_before_the_build(family, tmp_path):
     assert run.take(TAIL) == other.take(TAIL)
 
 
-class Stop(Exception):  # noqa: N818 - it is no error
-    """A run is interrupted."""
-
-
 @pytest.mark.slow
 @pytest.mark.peer_defect(12)
-@pytest.mark.parametrize("name", [".keras", "weights", "SavedModel", "backup"])
-def test_a_fit_that_is_cut_goes_on_from_what_a_callback_wrote(family, tmp_path, name):
-    callbacks, path = family.keras.callbacks, tmp_path / "written"
-    if name == "weights" and family.name == "keras3":
-        name = ".weights.h5"
-    if name == "SavedModel":
-        skip_without("weights in TensorFlow's format", family)
+def test_a_fit_that_is_cut_goes_on_from_its_backup(family, tmp_path):
+    """What a ModelCheckpoint writes is a file of some route."""
+
+    def fit(run, *callbacks):
+        """Trains for four epochs of nine steps, with losses of all kinds."""
+        x = np.float32([1, NAN, 1, NAN, NAN, 2.0**63, 1, 1, NAN])[:, None]
+        how = {"epochs": 4, "shuffle": False, "verbose": 0, "callbacks": [*callbacks]}
+        run.model.fit(x, np.zeros_like(x), 1, **how)
 
     def stop(epoch, _):
         if epoch == 2:
-            raise Stop
+            raise InterruptedError
 
-    if name == "backup":
-        writer = backup_and_restore(family, path)
-    else:
-        route = there(family, name)
-        only_weights = {"save_weights_only": True} if "weights" in name else {}
-        file = f"{path}{name if name.startswith('.') else ''}"
-        writer = callbacks.ModelCheckpoint(file, **only_weights)
-
-    def fit(run, first, *callbacks):
-        """Trains to the end of four epochs of nine steps, with losses of all kinds."""
-        x = np.float32([1, NAN, 1, NAN, NAN, 2.0**63, 1, 1, NAN])[:, None]
-        epochs = {"initial_epoch": first, "epochs": 4, "callbacks": [*callbacks]}
-        run.model.fit(x, np.zeros_like(x), 1, shuffle=False, verbose=0, **epochs)
-
-    whole, run, other = (Run(family, "skip", "window") for _ in range(3))
-    fit(whole, 0)
-    stops = callbacks.LambdaCallback(on_epoch_begin=stop)
-    with pytest.raises(Stop):
-        fit(run, 0, writer, stops)
-    if name == "backup":
-        # It knows the epoch, and removes the files at the end.
-        fit(other, 0, backup_and_restore(family, path))
-    else:
-        fit(other, 3)
-        other.model = route.read(family, path, other.model)
-        fit(other, 2)
-    other.optimizer = other.model.optimizer
-    (other.variable,) = other.model.trainable_variables
-    assert other.state() == whole.state()
+    whole, cut, resumed = (Run(family, "skip", "window") for _ in range(3))
+    fit(whole)
+    stops = family.keras.callbacks.LambdaCallback(on_epoch_begin=stop)
+    with pytest.raises(InterruptedError):
+        fit(cut, backup_and_restore(family, tmp_path), stops)
+    fit(resumed, backup_and_restore(family, tmp_path))
+    assert resumed.state() == whole.state()
 
 
 def test_the_variables_of_a_loss_scale_depend_on_no_other_optimizer(family):
@@ -320,11 +358,11 @@ def test_the_variables_of_a_loss_scale_depend_on_no_other_optimizer(family):
         return LossScaleOptimizer(inner, scale, nonfinite_loss=how)
 
     for first, second in (("skip", "backoff"), ("backoff", "skip")):
-        scale = DynamicLossScale()
-        for each in (scale, copy.deepcopy(wrapped(scale, first).loss_scale)):
-            if each is scale or first == "skip":
-                with pytest.raises(ValueError, match=f'must be "{first}" as in the'):
-                    wrapped(each, second)
+        scale = wrapped(DynamicLossScale(), first).loss_scale
+        # A copy of one that counts no ignored losses is free.
+        for each in [scale, copy.deepcopy(scale)][: 2 if first == "skip" else 1]:
+            with pytest.raises(ValueError, match=f'must be "{first}" as in the'):
+                wrapped(each, second)
         wrapped(scale, first)
 
 

@@ -1,4 +1,7 @@
-"""One loss scale for two optimizers, as in a GAN: adjusted once per step, from both."""
+"""One loss scale for two optimizers, as in a GAN: adjusted once per step, from both.
+
+On replicas it is in test_loops_in_every_mode.py.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import S, clip, sharing
-from impossible import why_not
-from installed import STRATEGY
-from models import compiled
-from strategies import SCALE, last_replica_gets, rule
+from strategies import SCALE, rule
 
 from lossscale import DynamicLossScale
 
 #: Finite on the first optimizer and on the second, step by step.
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
-
-
-def right_scales(run):
-    """Returns the scale after each step, which is bad if any optimizer's is."""
-    return [scale for scale, *_ in rule(map(all, run))]
 
 
 def apply(trained, grads, unscales):
@@ -28,40 +23,28 @@ def apply(trained, grads, unscales):
     trained.apply(grads)
 
 
-def step_of(both, unscales, together):
-    """Returns a step of two losses, scaled together or one after the other."""
-
-    def step(factors):
-        pairs = list(zip(both, tf.unstack(factors)))
-        if together:
-            lists = [trained.scaled(factor) for trained, factor in pairs]
-            for trained, grads in zip(both, lists):
-                apply(trained, grads, unscales)
-        else:
-            for trained, factor in pairs:
-                apply(trained, trained.scaled(factor), unscales)
-
-    return step
-
-
-def factors_of(flags):
-    return tf.constant([0.5 if flag else np.inf for flag in flags])
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("together", [True, False])
 def test_one_adjustment_per_step(family, unscales, together):
+    """Two losses are scaled together, or one after the other."""
     loss_scale = DynamicLossScale(**SCALE)
     both = sharing(family, loss_scale)
-    step = tf.function(step_of(both, unscales, together))
+
+    @tf.function
+    def step(factors):
+        pairs = list(zip(both, tf.unstack(factors)))
+        lists = (trained.scaled(factor) for trained, factor in pairs)
+        for trained, grads in zip(both, list(lists) if together else lists):
+            apply(trained, grads, unscales)
+
     # It grows at some steps: with the first apply, after the second loss was scaled.
     run = [*RUN, *RUN[::-1], (True, True)]
     scales = []
     for flags in run:
-        step(factors_of(flags))
+        step(tf.constant([0.5 if flag else np.inf for flag in flags]))
         scales.append(float(loss_scale))
-    assert scales == right_scales(run)
+    assert scales == [scale for scale, *_ in rule(map(all, run))]
     for trained, times in zip(both, np.sum(run, axis=0)):
         assert int(trained.optimizer.iterations.numpy()) == times
         assert trained.subtracted() == 0.5 * times
@@ -109,26 +92,6 @@ def test_each_may_be_applied_more_often_than_the_other(family):
     for index in [0, 0, 0, 1] * 2:
         both[index].apply(both[index].scaled(0.5))
     assert both[0].state() == (S, 6, 0)
-
-
-@pytest.mark.parametrize(("mode", "inside"), [("eager", True), ("graph", False)])
-def test_on_two_replicas(family, mirrored, mode, inside):
-    if why_not(STRATEGY, family.name, "loop"):
-        pytest.skip("impossible, see impossible.py")
-    loss_scale = None if inside else DynamicLossScale(**SCALE)
-    with mirrored.scope():
-        loss_scale = loss_scale or DynamicLossScale(**SCALE)
-        both = sharing(family, loss_scale)
-
-    def replica(factors):
-        step_of(both, False, True)(last_replica_gets(factors, [0.5, 0.5]))
-
-    step = compiled(lambda factors: mirrored.run(replica, args=(factors,)), mode)
-    scales = []
-    for flags in RUN:
-        step(factors_of(flags))
-        scales.append(loss_scale.numpy())
-    assert scales == right_scales(RUN)
 
 
 def test_an_overflow_that_another_optimizer_unscaled_counts_once(family):

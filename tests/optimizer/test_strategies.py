@@ -33,17 +33,13 @@ from lossscale.runtime.mode import COMPILED_BY_XLA
 HERE = Path(__file__)
 
 
-def eager(step):
-    return step
-
-
 #: How training is entered: "fit", or a loop that is driven in some way.
 PROGRAMS = {
     "fit": strategies.fit,
     "fit, eager": partial(strategies.fit, run_eagerly=True),
     "loop": strategies.loop,
     "loop, keras2": partial(strategies.loop, way="keras2"),
-    "loop, eager": partial(strategies.loop, how=eager),
+    "loop, eager": partial(strategies.loop, how=lambda step: step),
 }
 #: What the optimizers that can leave the aggregation to the caller are told.
 UNAGGREGATED = {
@@ -61,7 +57,10 @@ def skip_impossible(family, entry):
 
 
 @pytest.mark.peer_defect(1)
-@pytest.mark.parametrize("program", ["fit", "fit, eager", "loop, keras2"])
+@pytest.mark.parametrize(
+    "program",
+    ["fit", pytest.param("fit, eager", marks=pytest.mark.slow), "loop, keras2"],
+)
 def test_all_replicas_skip_a_step_or_all_apply_it(mirrored, family, program):
     entry, _, way = program.partition(", ")
     skip_impossible(family, entry)
@@ -179,40 +178,6 @@ def test_slots_may_be_created_within_a_step(family, mirrored):
     np.testing.assert_allclose(agreed(mirrored, variable), [0.5, 2.0], rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_rows_that_add_up_to_infinity_are_skipped(family, mirrored):
-    """In float16: the same row of several replicas, or of one."""
-    skip_without("adding up over replicas", family)
-    with mirrored.scope():
-        scale, ones = DynamicLossScale(1.0), np.ones([5, 2])
-        optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
-
-    def replica(indices, indices_of_last, of_last):
-        optimizer.scale_loss(tf.constant(1.0))
-        values = tf.constant([[2e4, 0], [2e4, 1]], tf.float16)
-        values += tf.cast(last_replica_gets(of_last, 0.0), tf.float16)
-        indices = last_replica_gets(indices_of_last, indices)
-        grad = tf.IndexedSlices(values, indices, tf.constant([5, 2]))
-        optimizer.apply_gradients([(grad, table)])
-
-    step = tf.function(lambda *args: mirrored.run(replica, args))
-    skipped = 0
-    for indices, of_last, special, is_bad in (
-        ([0, 1], [3, 3], 0.0, False),  # 4e4
-        ([3, 3], [1, 3], 0.0, False),  # 6e4
-        ([3, 3], [3, 3], 0.0, True),  # 8e4
-        ([0, 1], [3, 2], np.inf, True),
-    ):
-        before = agreed(mirrored, table)
-        step(*map(tf.constant, (indices, of_last, special)))
-        skipped += is_bad
-        assert scale.skipped_steps.numpy() == skipped
-        assert np.array_equal(agreed(mirrored, table), before) == is_bad
-        assert [each.kind for each in optimizer.nonfinite_gradients()] == (
-            ["inf"] * is_bad
-        )
-
-
 #: What Keras 3 does in its own way on replicas, and whether it must fail in a graph.
 SETTINGS = {
     "accumulation": ({"gradient_accumulation_steps": 2}, True),
@@ -231,26 +196,16 @@ def test_a_setting_of_keras_does_or_fails_as_bare(family, mirrored, name):
     if fails:
         skip_without("gradient accumulation and EMA on replicas", family)
     skip_without("adding up over replicas", family)
-    seen, in_a_graph = [], []
-    for wrap in (False, True):
-        variable, each = _on_both(mirrored, family, wrap, setting)
-        for _ in range(2):
-            mirrored.run(each)
-        seen.append(agreed(mirrored, variable).tolist())
-        try:
-            tf.function(mirrored.run)(each)
-        except RuntimeError as error:
-            in_a_graph.append(["merge_call"] if "merge_call" in str(error) else [])
-        else:
-            in_a_graph.append(agreed(mirrored, variable).tolist())
-    assert seen[0] == seen[1] != [1.0, 2.0]
-    assert in_a_graph[0] == in_a_graph[1]
+    bare, wrapped = (weights_with(family, mirrored, setting, w) for w in (False, True))
+    assert wrapped == bare
+    eagerly, in_a_graph = bare
+    assert eagerly != [1.0, 2.0]
     if fails is True or (fails and is_older(family, fails)):
-        assert in_a_graph[0] == ["merge_call"]
+        assert in_a_graph == "merge_call"
 
 
-def _on_both(mirrored, family, wrap, setting):
-    """Returns a variable and a replica's step, bare or wrapped."""
+def weights_with(family, mirrored, setting, wrap):
+    """Returns a weight after two eager steps, and after one in a graph or its error."""
     with mirrored.scope():
         variable = variable_of(family, [1.0, 2.0])
         optimizer = family.optimizers.SGD(0.5, **setting)
@@ -260,13 +215,18 @@ def _on_both(mirrored, family, wrap, setting):
             optimizer.build([variable])
 
     def each():
-        grads = [last_replica_gets([8.0, 0.0], [0.0, 8.0])]
-        if wrap:
-            grads[0] *= optimizer.scale_loss(tf.constant(1.0))
-            grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients(list(zip(grads, [variable])))
+        scale = optimizer.scale_loss(1.0) if wrap else 1.0
+        grad = last_replica_gets([8.0, 0.0], [0.0, 8.0]) * scale
+        optimizer.apply_gradients([(grad, variable)])
 
-    return variable, each
+    for _ in range(2):
+        mirrored.run(each)
+    eagerly = agreed(mirrored, variable).tolist()
+    try:
+        tf.function(mirrored.run)(each)
+    except RuntimeError as error:
+        return eagerly, "merge_call" if "merge_call" in str(error) else str(error)
+    return eagerly, agreed(mirrored, variable).tolist()
 
 
 @pytest.mark.slow  # XLA and two replicas: it compiles long
@@ -338,9 +298,9 @@ def test_one_message_is_all_that_crosses_for_our_sake(
 def test_another_strategy_or_more_replicas(on):
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "slow or not slow"]
     command += ["-p", "no:cacheprovider", "--color=no", str(HERE)]
-    command += [str(HERE.parent / "test_sharing.py"), "-k"]
+    command += [str(HERE.parent / "test_loops_in_every_mode.py"), "-k"]
     # How many replicas there are matters to the sum, and what a strategy is to all.
-    chosen = "sum" if "mirrored" in on else "central or replicas or sum"
+    chosen = "sum" if "mirrored" in on else "replicas and (all or agree or shared)"
     answer = subprocess.run(
         [*command, f"({chosen}) and not another"],
         cwd=ROOT,

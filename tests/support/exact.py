@@ -21,15 +21,17 @@ START, S = 8.0, 1024.0
 class Trained:
     """An optimizer and its variables, with what a loop does with them."""
 
-    def __init__(self, family, loss_scale=None, sizes=(4,), **options):
+    def __init__(self, family, loss_scale=None, sizes=(4,), setting=(), **options):
+        """`setting` has more arguments for SGD."""
         if loss_scale is None:
             loss_scale = DynamicLossScale(S, 1000)
-        inner = family.optimizers.SGD(1.0)
+        inner = family.optimizers.SGD(1.0, **dict(setting))
         self.optimizer = LossScaleOptimizer(inner, loss_scale, **options)
         self.variables = [
             variable_of(family, np.full([size], START, np.float32), name=f"v{i}")
             for i, size in enumerate(sizes)
         ]
+        self.build()
 
     def build(self):
         """Makes them known to the optimizer all at once, which new ones want."""

@@ -172,6 +172,14 @@ def checkpoint_of(model):
     return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
 
+def backup_and_restore(family, folder, **arguments):
+    """Returns the callback of that name."""
+    callbacks = family.keras.callbacks
+    # TensorFlow 2.4 to 2.7 have it under another name.
+    home = callbacks if hasattr(callbacks, "BackupAndRestore") else None
+    return (home or callbacks.experimental).BackupAndRestore(str(folder), **arguments)
+
+
 def assert_same(first, second):
     assert len(first) == len(second)
     for one, other in zip(first, second):

@@ -163,21 +163,16 @@ def _product(y_true, y_pred):
     return tf.reduce_mean(tf.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
 
 
-def fit(strategy, family, run, data=None, communication_dtype=None, **compiles):
+def fit(strategy, family, run, data=None, **compiles):
     """Fits a model to a run, or to a dataset that has one, and returns what is seen."""
-    options = {"communication_dtype": communication_dtype}
     with strategy.scope():
-        loss_scale = DynamicLossScale(**SCALE)
-        optimizer = LossScaleOptimizer(momentum(family), loss_scale, **options)
+        optimizer = LossScaleOptimizer(momentum(family), DynamicLossScale(**SCALE))
         model = linear(family, optimizer, "mixed_float16", **compiles)
         optimizer.build(model.trainable_variables)
     seen = Seen()
-
-    class Recorder(family.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):  # noqa: ARG002 - Keras's names
-            seen.look(strategy, optimizer, model.weights)
-
-    quiet = {"verbose": 0, "shuffle": False, "callbacks": [Recorder()]}
+    look = lambda *_, **__: seen.look(strategy, optimizer, model.weights)  # noqa: E731
+    recorder = family.keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    quiet = {"verbose": 0, "shuffle": False, "callbacks": [recorder]}
     if data is None:
         model.fit(*rows(run), batch_size=ROWS, **quiet)
     else:
@@ -211,17 +206,12 @@ class Loop:
     def __init__(
         self, strategy, family, way="keras3", arguments=None, how=tf.function, **options
     ):
-        """Builds an optimizer and a variable.
+        """Builds an optimizer with the wrapper's `options`, and a variable.
 
-        Args:
-          strategy: The strategy.
-          family: The Keras.
-          way: "keras2" unscales and then applies, with a loss scale that is made
-            outside of the strategy's scope. "keras3" applies, with one made inside.
-          arguments: For `apply_gradients`, so that it does not add the gradients up:
-            all replicas have the same ones then, but for the infinities.
-          how: What is made of the step.
-          **options: The wrapper's.
+        The way "keras2" unscales and then applies, with a loss scale that is made
+        outside of the strategy's scope. The `arguments` are for `apply_gradients`, so
+        that it does not add the gradients up: all replicas have the same ones then, but
+        for the infinities. `how` makes something of the step.
         """
         outside = DynamicLossScale(**SCALE) if way == "keras2" else None
         self.strategy, self.seen = strategy, Seen()
