@@ -300,17 +300,10 @@ exact, in_float16 = (each.predict(x, verbose=0) for each in (model, trained))
 print(np.allclose(exact, in_float16, atol=1e-2))  # True
 """,
 }
-#: What takes long.
-SLOW = ("does", "is the norm")
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        pytest.param(each, marks=[pytest.mark.slow] if each.startswith(SLOW) else [])
-        for each in PROGRAMS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("question", PROGRAMS)
 def test_a_program_prints_the_answer(run, family, question, capsys):
     if "int8" in question and (2, 15) < TENSORFLOW < (2, 21):
         pytest.skip("TFLite ends the process with Keras 3.3")
