@@ -22,6 +22,7 @@ from lossscale import (
     FixedLossScale,
     FixedLossScaleManager,
     HeadroomLossScale,
+    LossScaleEngine,
     LossScaleMonitor,
     LossScaleOptimizer,
     SpikeGuard,
@@ -125,28 +126,19 @@ def fixed(loader):
     return lambda config: loader({"class_name": "FixedLossScale", "config": config})
 
 
-def option(name):
-    return lambda value: LossScaleOptimizer(sgd(), **{name: value})
-
-
-resetting = with_argument(DynamicLossScale, "hysteresis_reset")
-skipping = with_argument(FixedLossScale, "skip_nonfinite")
-manager_from = with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale")
-checking = with_argument(LossScaleMonitor, "check_underflow")
-watching = with_argument(LossScaleMonitor, "optimizers")
 NOT_OPTIMIZERS = ["adam", 3, [], {}, [None], {1: None}]
 CONFIGS = [{}, {"class_name": 3}, {"config": {}}]
 OTHER_CONFIGS = [8, [], "8"]
-OTHER_ARGUMENTS = [{}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
-#: Error, the argument that it names, values of it, and what is called with each.
+#: Error, the argument that it names, values of it, and whose it is, or what is called
+#: with each.
 VALUES = [
-    (TypeError, "hysteresis_reset", ["good", None, 3, {"good": 1}], resetting),
+    (TypeError, "hysteresis_reset", ["good", None, 3, {"good": 1}], DynamicLossScale),
     (ValueError, "hysteresis_reset", ["bad", None, np.array(["bad"])], among_good),
-    (TypeError, "skip_nonfinite", [1, "yes", None, 0.0], skipping),
+    (TypeError, "skip_nonfinite", [1, "yes", None, 0.0], FixedLossScale),
     (TypeError, "loss_scale", [True, Ellipsis, [8], 1j, b"dynamic"], lossscale.get),
     (ValueError, "loss_scale", ["static", -8, 0], lossscale.get),
     (ValueError, "loss_scale", [0.5], FixedLossScaleManager),  # contrib's: from 1
-    (ValueError, "init_loss_scale", [0.5], manager_from),
+    (ValueError, "init_loss_scale", [0.5], ExponentialUpdateLossScaleManager),
     (TypeError, "loss_scale", [8], lossscale.serialize),
     (ValueError, "config", ["NoSuchScale", "Dense", "keras>Adam"], named),
     (TypeError, "config", CONFIGS, lossscale.deserialize),
@@ -154,36 +146,34 @@ VALUES = [
     (TypeError, "loss_scale", CONFIGS, lossscale.get),
     (TypeError, 'config["config"]', OTHER_CONFIGS, fixed(lossscale.deserialize)),
     (TypeError, 'loss_scale["config"]', OTHER_CONFIGS, fixed(lossscale.get)),
-    (TypeError, "guard", [8, "spike", SpikeGuard], option("guard")),
-    (
-        ValueError,
-        "nonfinite_loss",
-        ["ignore", None, 1, "Skip"],
-        option("nonfinite_loss"),
-    ),
-    (ValueError, "communication_dtype", ["half", True], option("communication_dtype")),
-    (TypeError, "optimizers", NOT_OPTIMIZERS, watching),
-    (ValueError, "on_stall", ["die"], with_argument(LossScaleMonitor, "on_stall")),
-    (TypeError, "check_underflow", [1], checking),
+    (TypeError, "guard", [8, "spike", SpikeGuard], LossScaleEngine),
+    (ValueError, "nonfinite_loss", ["ignore", None, 1, "Skip"], LossScaleEngine),
+    (ValueError, "communication_dtype", ["half", True], LossScaleEngine),
+    (TypeError, "optimizers", NOT_OPTIMIZERS, LossScaleMonitor),
+    (ValueError, "on_stall", ["die"], LossScaleMonitor),
+    (TypeError, "check_underflow", [1], LossScaleMonitor),
 ]
 
 
 @pytest.mark.parametrize(("error", "name", "values", "call"), VALUES)
 def test_other_values_that_are_refused(error, name, values, call):
+    call = with_argument(call, name) if isinstance(call, type) else call
     for value in values:
         refuses(error, name, value, call)
 
 
-@pytest.mark.parametrize("settings", OTHER_ARGUMENTS)
+@pytest.mark.parametrize(
+    "settings", [{}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
+)
 def test_a_config_with_other_arguments_is_refused_by_the_class(settings):
     with pytest.raises(TypeError, match=r"argument|keyword"):
         lossscale.get({"class_name": "FixedLossScale", "config": settings})
 
 
 def test_optimizers_of_a_monitor_have_names():
-    unnamed = {1: LossScaleOptimizer(sgd())}
-    with pytest.raises(TypeError, match=r"`optimizers` must .* dict of them by name"):
-        LossScaleMonitor(optimizers=unnamed)
+    words = r"`optimizers` must be a lossscale.LossScaleOptimizer, .* dict .* by name"
+    with pytest.raises(TypeError, match=words):
+        LossScaleMonitor(optimizers={1: LossScaleOptimizer(sgd())})
 
 
 TOO_LONG = 10**5000  # from some security release on, its repr raises an error, too
@@ -207,11 +197,8 @@ CALLS = {
     "Did you mean 'SpikeGuard'": lambda: lossscale.SpikeGard,
     "Did you mean 'raise'": lambda: LossScaleMonitor(on_stall="rais"),
     "Did you mean 'patience'": lambda: LossScaleMonitor(pacience=3),
-    "`optimizers` must be a lossscale.LossScaleOptimizer, a list": lambda: (
-        LossScaleMonitor(optimizers=sgd())
-    ),
     "takes no argument 'bogus'": lambda: LossScaleMonitor(bogus=1),
-    "Did you mean 'skip'": lambda: lossscale.LossScaleEngine(nonfinite_loss="skp"),
+    "Did you mean 'skip'": lambda: LossScaleEngine(nonfinite_loss="skp"),
     # Numbers too long for Python to show.
     "`increment_period": lambda: DynamicLossScale(increment_period=TOO_LONG),
     "`loss_scale` must": lambda: lossscale.get([TOO_LONG]),
@@ -220,11 +207,11 @@ CALLS = {
     "`name": lambda: DynamicLossScale.from_preset(TOO_LONG),
     "`inner_optimizer": lambda: LossScaleOptimizer(TOO_LONG),
     # An error names a loss scale by its class, without its state.
-    "nonfinite_loss='skip', got a FixedLossScale that": lambda: (
-        lossscale.LossScaleEngine(UNCHECKED, nonfinite_loss="skip")
+    "nonfinite_loss='skip', got a FixedLossScale that": lambda: LossScaleEngine(
+        UNCHECKED, nonfinite_loss="skip"
     ),
-    "'float16', got a FixedLossScale that checks none": lambda: (
-        lossscale.LossScaleEngine(UNCHECKED, communication_dtype="float16")
+    "'float16', got a FixedLossScale that checks none": lambda: LossScaleEngine(
+        UNCHECKED, communication_dtype="float16"
     ),
     "loss_scale=an object of class FixedLossScale": lambda: LossScaleOptimizer(
         sgd(), UNCHECKED, dynamic=True
@@ -246,60 +233,59 @@ def test_calls_that_are_refused_with_these_words(words):
     assert "skipped_steps=" not in message
 
 
-class TestInnerOptimizer:
-    """Each is refused by name, and the optimizer that came is as it was."""
+@pytest.mark.peer_defect(9)
+@pytest.mark.parametrize("value", [None, "adam", 3, Ellipsis, tf.Module], ids=str)
+def test_what_is_no_keras_optimizer(value):
+    refuses(TypeError, "inner_optimizer", value, LossScaleOptimizer)
 
-    @pytest.mark.peer_defect(9)
-    @pytest.mark.parametrize("value", [None, "adam", 3, Ellipsis, tf.Module], ids=str)
-    def test_no_keras_optimizer(self, value):
-        refuses(TypeError, "inner_optimizer", value, LossScaleOptimizer)
 
-    @pytest.mark.peer_defect(9)
-    def test_a_wrapper_also_within_delegating_optimizers(self, family):
-        for cls in (
-            LossScaleOptimizer,
-            family.keras.mixed_precision.LossScaleOptimizer,
-        ):
-            optimizer = cls(family.optimizers.SGD(0.1))
-            for _ in range(3):
-                with refusal(TypeError, "`inner_optimizer` must not be or wrap", "got"):
-                    LossScaleOptimizer(optimizer)
-                optimizer = delegating(family, optimizer)
+@pytest.mark.peer_defect(9)
+def test_a_wrapper_as_an_inner_optimizer_also_within_delegating_ones(family):
+    keras_own = family.keras.mixed_precision.LossScaleOptimizer
+    for cls in (LossScaleOptimizer, keras_own):
+        optimizer = cls(family.optimizers.SGD(0.1))
+        for _ in range(3):
+            with refusal(TypeError, "`inner_optimizer` must not be or wrap", "got"):
+                LossScaleOptimizer(optimizer)
+            optimizer = delegating(family, optimizer)
 
-    @pytest.mark.peer_defect(9)
-    def test_wrapped_already(self, family):
-        inner = family.optimizers.SGD(0.1)
+
+@pytest.mark.peer_defect(9)
+def test_an_inner_optimizer_that_is_wrapped_already(family):
+    inner = family.optimizers.SGD(0.1)
+    LossScaleOptimizer(inner)
+    with refusal(ValueError, "SGD that another LossScaleOptimizer already wraps"):
         LossScaleOptimizer(inner)
-        with refusal(
-            ValueError, "class SGD that another LossScaleOptimizer already wraps"
-        ):
-            LossScaleOptimizer(inner)
 
-    @pytest.mark.parametrize("value", [None, "static", -8, np.nan, [8.0]], ids=repr)
-    def test_a_bad_loss_scale_leaves_it_free(self, family, value):
-        inner = family.optimizers.SGD(0.1)
-        with refusal((TypeError, ValueError), "`loss_scale"):
-            LossScaleOptimizer(inner, value)
-        assert LossScaleOptimizer(inner, 8).inner_optimizer is inner
 
-    def test_a_slash_in_the_name(self, family):
-        inner = family.optimizers.SGD(0.1)
-        if family.name == "keras3":  # it takes no such name for anything
-            with refusal(ValueError, "`name`", "got 'a/b'"):
-                LossScaleOptimizer(inner, 8, "a/b")
-        else:
-            assert LossScaleOptimizer(inner, 8, "a/b").name == "a/b"
+@pytest.mark.parametrize("value", [None, "static", -8, np.nan, [8.0]], ids=repr)
+def test_a_bad_loss_scale_leaves_the_inner_optimizer_free(family, value):
+    inner = family.optimizers.SGD(0.1)
+    with refusal((TypeError, ValueError), "`loss_scale"):
+        LossScaleOptimizer(inner, value)
+    assert LossScaleOptimizer(inner, 8).inner_optimizer is inner
 
-    def test_its_own_loss_scale(self, family):
-        skip_without("loss_scale_factor", family)
-        inner = family.optimizers.SGD(0.1, loss_scale_factor=64.0)
-        with refusal(ValueError, "Pass loss_scale=64.0"):
-            LossScaleOptimizer(inner)
-        assert inner.loss_scale_factor == 64.0
 
-    def test_of_another_keras(self, family):
-        wrapper = type(LossScaleOptimizer(family.optimizers.SGD(0.1)))
-        for other in families():
-            if other.name != family.name:
-                with refusal(TypeError, "must belong to the Keras of"):
-                    wrapper(other.optimizers.SGD(0.1))
+def test_a_slash_in_the_name_of_an_optimizer(family):
+    inner = family.optimizers.SGD(0.1)
+    if family.name == "keras3":  # it takes no such name for anything
+        with refusal(ValueError, "`name`", "got 'a/b'"):
+            LossScaleOptimizer(inner, 8, "a/b")
+    else:
+        assert LossScaleOptimizer(inner, 8, "a/b").name == "a/b"
+
+
+def test_an_inner_optimizer_with_a_loss_scale_of_its_own(family):
+    skip_without("loss_scale_factor", family)
+    inner = family.optimizers.SGD(0.1, loss_scale_factor=64.0)
+    with refusal(ValueError, "Pass loss_scale=64.0"):
+        LossScaleOptimizer(inner)
+    assert inner.loss_scale_factor == 64.0
+
+
+def test_an_inner_optimizer_of_another_keras(family):
+    wrapper = type(LossScaleOptimizer(family.optimizers.SGD(0.1)))
+    for other in families():
+        if other.name != family.name:
+            with refusal(TypeError, "must belong to the Keras of"):
+                wrapper(other.optimizers.SGD(0.1))

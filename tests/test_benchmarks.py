@@ -87,7 +87,9 @@ def test_it_runs(name, tmp_path, monkeypatch, capsys):
     plain = [] if name in ("step_graphs", "policies", "many_workers") else ["--plain"]
     command = [str(FOLDER / f"{name}.py"), *shlex.split(arguments), *plain]
     if name in OWN_PROCESS:
-        answer = run(command, tmp_path)
+        path = os.pathsep.join(sys.path)
+        with mock.patch.dict(os.environ, timing.without_keep(), clear=True):
+            answer = printed(*command, cwd=tmp_path, PYTHONPATH=path)
     else:
         monkeypatch.setattr(sys, "argv", command)
         monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
@@ -98,10 +100,3 @@ def test_it_runs(name, tmp_path, monkeypatch, capsys):
                 each.keras.mixed_precision.set_global_policy("float32")
         answer = capsys.readouterr().out
     assert re.search(expected, answer), answer
-
-
-def run(command, folder):
-    """Returns what a benchmark prints as a program."""
-    path = os.pathsep.join(sys.path)
-    with mock.patch.dict(os.environ, timing.without_keep(), clear=True):
-        return printed(*command, cwd=folder, PYTHONPATH=path)

@@ -48,23 +48,6 @@ return pictures.filter(beyond).map(e => e.src).concat(tables
   .map(e => e.textContent.trim().slice(0, 60)));
 """
 
-#: Words in the first column of a table that are broken within, without a hyphen.
-BROKEN_WORDS = """
-const found = [];
-for (const cell of document.querySelectorAll("article tr > :first-child")) {
-  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode())
-    for (const word of node.data.matchAll(/[^\\s\\/-]+/g)) {
-      const range = document.createRange();
-      range.setStart(node, word.index);
-      range.setEnd(node, word.index + word[0].length);
-      const tops = [...range.getClientRects()].map(e => Math.round(e.top));
-      if (new Set(tops).size > 1) found.push(word[0]);
-    }
-}
-return found;
-"""
-
 #: Blocks of code or output whose lines are wrapped, or that cannot be scrolled.
 WRAPPED = """
 return [...document.querySelectorAll("article pre")].filter(e => {
@@ -77,13 +60,6 @@ return [...document.querySelectorAll("article pre")].filter(e => {
 BROKEN_PICTURES = """
 return [...document.querySelectorAll("article img")]
   .filter(e => !e.naturalWidth || !e.alt || e.alt.length < 20).map(e => e.src);
-"""
-
-#: What part of its drawn width each drawing has, and what is behind it in the dark.
-DRAWINGS = """
-document.documentElement.dataset.theme = "dark";
-return [...document.querySelectorAll("article img[src$='.svg']")].map(e =>
-  [e.clientWidth / e.naturalWidth, getComputedStyle(e).backgroundColor]);
 """
 
 
@@ -132,7 +108,7 @@ def show(browser, path, width):
 #: What is looked at in each width: a script, its arguments.
 LOOKS = {
     NARROW: [(CUT, FEW_COLUMNS), (WRAPPED,)],
-    WIDE: [(CUT, 99), (BROKEN_WORDS,), (BROKEN_PICTURES,)],
+    WIDE: [(CUT, 99), (BROKEN_PICTURES,)],
 }
 
 
@@ -146,11 +122,3 @@ def test_no_page_slides_sideways_and_nothing_is_cut(browser, built, name):
         assert not beyond
         for look in looks:
             assert not browser.execute_script(*look), (width, look[0])
-
-
-def test_a_drawing_is_read_on_a_phone_and_in_the_dark(browser, built):
-    show(browser, f"{built}/inside.html", NARROW)
-    ((size, ground),) = browser.execute_script(DRAWINGS)
-    assert size > 0.9
-    # The page's own, which its colours are made for.
-    assert ground == "rgba(0, 0, 0, 0)"

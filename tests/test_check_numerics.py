@@ -20,5 +20,5 @@ def test_an_overflow_stops_a_run_and_nothing_stops_a_healthy_one():
     *stopped, last = found.splitlines()
     assert last == "All runs are done."
     stopped = [line for line in stopped if line.startswith("STOPPED ")]
-    assert [line[:19] for line in stopped] == ["STOPPED an overflow"]
+    assert [line[:19] for line in stopped] == ["STOPPED an_overflow"]
     assert "Infinity or NaN" in stopped[0] or "inf" in stopped[0].lower()

@@ -14,11 +14,10 @@ class Case(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-SIZES = (3, 2, 4, 2)
-CASES = [
-    Case(callspec=SimpleNamespace(_idlist=list(map(str, numbers))))
-    for numbers in itertools.product(*map(range, SIZES))
-]
+def cases(*sizes):
+    numbers = itertools.product(*map(range, sizes))
+    ids = [list(map(str, each)) for each in numbers]
+    return [Case(callspec=SimpleNamespace(_idlist=each)) for each in ids]
 
 
 def seen(cases, *places):
@@ -26,19 +25,18 @@ def seen(cases, *places):
 
 
 def test_quick_has_each_value_and_slow_any_two():
-    quick = covering(CASES, 1)
+    every = cases(3, 2, 4, 2)
+    quick = covering(every, 1)
     assert len(quick) == 4
-    for at, size in enumerate(SIZES):
-        assert len(seen(quick, at)) == size
-    slow = covering(CASES, 2, quick)
+    slow = covering(every, 2, quick)
     assert slow[:4] == quick
     assert len(slow) < 20
-    for one, other in itertools.combinations(range(4), 2):
-        assert len(seen(slow, one, other)) == SIZES[one] * SIZES[other]
+    for places in itertools.combinations(range(4), 2):
+        assert seen(slow, *places) == seen(every, *places)
+        assert seen(quick, places[0]) == seen(every, places[0])
 
 
 def test_none_is_lost_of_those_with_one_parameter_or_none():
-    one = [Case(callspec=SimpleNamespace(_idlist=[str(row)])) for row in range(5)]
-    for tests in (one, [Case()]):
+    for tests in (cases(5), [Case()]):
         assert covering(tests, 1) == tests
         assert covering(tests, 2, tests[:1]) == tests

@@ -42,6 +42,12 @@ def printed_in_a_process(name, *arguments, **environment):
     return processes.printed(EXAMPLES / f"{name}.py", *arguments, **environment)
 
 
+def accuracies(printed):
+    """Returns the percentage of each row that begins with a name."""
+    rows = re.findall(r"(?m)^(\w.*?) {2,}([\d.]+)%", printed)
+    return {name: float(percent) for name, percent in rows}
+
+
 def test_the_picture_is_drawn(example, tmp_path):
     picture, digits = tmp_path / "picture.png", example("digits")
     assert str(EXAMPLES / "digits.png") == digits.PICTURE  # where the README shows it
@@ -56,18 +62,12 @@ def test_the_picture_is_drawn(example, tmp_path):
 def test_the_whole_example(tmp_path):
     picture = tmp_path / "digits.png"
     printed = printed_in_a_process("digits", "--output", str(picture))
-    rows = re.findall(r"^(float.*?) {2,}([\d.]+)%", printed, re.M)
-    accuracy = {title: float(percent) for title, percent in rows}
+    accuracy = accuracies(printed)
     assert accuracy["float32"] >= 97
     assert accuracy["float16, dynamic loss scale"] >= 97
     assert accuracy["float16, no loss scaling"] < 90
     assert printed.count("equal: True") == 2
-    # The result is in sight: no progress bars, and it is on the last lines.
-    lines = printed.splitlines()
-    assert len(lines) < 50
-    assert all(len(line) < 120 for line in lines)
-    assert "float32" in "".join(lines[-8:])
-    assert "since the run has only 440" in printed
+    assert len(printed.splitlines()) < 50  # no progress bars
     assert picture.is_file()
 
 
@@ -123,8 +123,7 @@ def test_the_forward_ranges_of_a_gated_network(printed_by):
     printed = printed_by("forward_ranges")
     assert "    Multiply(..., dtype=\"float32\", name='product')" in printed
     assert "product (Multiply, float16): inf in Mul" in printed
-    lines = re.findall(r"^(float\S.*?) +([\d.]+)% +(\d+)$", printed, re.M)
-    accuracy = {title: float(percent) for title, percent, _ in lines}
+    accuracy = accuracies(printed)
     assert accuracy["float16, product in float32"] > 95
     assert accuracy["float32"] > 95
     assert accuracy["float16"] < 50
@@ -138,11 +137,10 @@ def test_the_gradient_ranges_of_the_digits(printed_by):
 @pytest.mark.slow
 def test_a_guard_saves_the_run_with_bad_batches(printed_by):
     printed = printed_by("spike_guard")
-    rows = re.findall(r"(?m)^(\w+) +([\d.]+)% +(\d+)$", printed)
-    accuracy = {name: float(percent) for name, percent, _ in rows}
-    skipped = {name: int(count) for name, _, count in rows}
+    skipped = dict(re.findall(r"(?m)^(\w+) +[\d.]+% +(\d+)$", printed))
+    accuracy = accuracies(printed)
     assert accuracy["clean"] >= 97
     assert accuracy["guarded"] >= accuracy["clean"] - 0.5
     assert accuracy["unguarded"] < accuracy["clean"] - 5
     (bad,) = re.findall(r"of which (\d+) are bad", printed)
-    assert skipped == {"clean": 0, "unguarded": 0, "guarded": int(bad)}
+    assert skipped == {"clean": "0", "unguarded": "0", "guarded": bad}

@@ -65,10 +65,14 @@ def test_programs_print_what_their_pages_show(half, tmp_path):
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
 
 
-@pytest.mark.parametrize("name", MIGRATIONS)
-def test_each_migration_has_its_names_and_its_code(name):
-    assert "| there | here |" in MIGRATIONS[name].read_text()
-    assert len(pages.blocks(MIGRATIONS[name])) == 1
+def test_there_is_a_page_for_each_system_with_its_names_and_its_code():
+    listed = PAGES["coming-from"].read_text()
+    for origin in ("contrib", "train.experimental", "Keras 2", "Keras 3", "torch"):
+        assert origin in listed
+    for name, path in MIGRATIONS.items():
+        assert f"]({name}.md)" in listed
+        assert "| there | here |" in path.read_text()
+        assert len(pages.blocks(path)) == 1
 
 
 def test_docstrings_and_messages_name_pages_that_are_there():
@@ -76,13 +80,6 @@ def test_docstrings_and_messages_name_pages_that_are_there():
     found = {page for text in texts for page in re.findall(r"docs/[\w/-]+\.md", text)}
     assert len(found) > 10
     assert all((ROOT / page).is_file() for page in found)
-
-
-def test_there_is_a_page_for_each_system():
-    listed = PAGES["coming-from"].read_text()
-    assert all(f"]({name}.md)" in listed for name in MIGRATIONS)
-    for origin in ("contrib", "train.experimental", "Keras 2", "Keras 3", "torch"):
-        assert origin in listed
 
 
 def test_links_lead_somewhere():
@@ -96,7 +93,7 @@ def test_links_lead_somewhere():
     assert not broken
 
 
-def test_the_readme_is_one_page_and_leads_to_the_guide():
+def test_the_readme_is_one_page_that_begins_with_commands_and_leads_to_the_guide():
     text = README.read_text()
     assert len(text.split()) <= 900
     for name in ("start", "guide", "coming-from", "trouble", "api", "examples", "cost"):
@@ -104,6 +101,14 @@ def test_the_readme_is_one_page_and_leads_to_the_guide():
     # Where the pages are, and how to build them.
     assert "python -m sphinx docs docs/_build" in text
     assert text.count("git clone https://github.com/lossscale/lossscale") == 1
+    first = re.search(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    assert [line.split("#")[0].strip() for line in first[1].splitlines()] == [
+        "pip install .",
+        'pip install ".[examples]" && python examples/digits.py',
+        'pip install ".[test]" && pytest',
+    ]
+    assert first.start() < text.index("```python")
+    assert "```python" in text.splitlines()[:20]
 
 
 def test_the_guide_leads_to_every_page():
@@ -130,6 +135,7 @@ def test_no_page_shows_a_directive_where_it_is_hosted():
 PRINTED = "Loss scale: 14 steps applied, 2 skipped; it took 31ms/step.\nloss: 0.8159\n"
 
 
+@pytest.mark.skipif(not IS_NEWEST, reason="others may print any figures")
 @pytest.mark.parametrize(
     ("program", "shown", "is_said"),
     [
@@ -146,8 +152,7 @@ PRINTED = "Loss scale: 14 steps applied, 2 skipped; it took 31ms/step.\nloss: 0.
 def test_what_a_page_shows_is_what_is_printed(program, shown, is_said, tmp_path):
     (tmp_path / "shown.txt").write_text(shown)
     found = list(pages.missing(program, PRINTED, tmp_path / "shown.txt"))
-    has_other_figures = shown in ("14 steps applied, 3 skipped", "loss: 0.9")
-    assert (not found) == (is_said or (not IS_NEWEST and has_other_figures))
+    assert (not found) == is_said
 
 
 def test_what_follows_a_program_at_once_is_what_it_prints(tmp_path):
@@ -155,26 +160,6 @@ def test_what_follows_a_program_at_once_is_what_it_prints(tmp_path):
     fences = ["python\nprint(1)\n", "text\n1\n", "text\nnot\n", "python\nprint(2)\n"]
     page.write_text("\n\n".join(f"```{each}```" for each in fences) + "\n\nwords\n")
     assert pages.programs(page) == [("print(1)\n", "1\n"), ("print(2)\n", "")]
-
-
-def test_the_readmes_commands_and_its_program_come_first():
-    text = README.read_text()
-    first = re.search(r"```sh\n(.*?)```", text, flags=re.DOTALL)
-    commands = [line.split("#")[0].strip() for line in first[1].splitlines()]
-    assert commands == [
-        "pip install .",
-        'pip install ".[examples]" && python examples/digits.py',
-        'pip install ".[test]" && pytest',
-    ]
-    assert first.start() < text.index("```python")
-    assert "```python" in text.splitlines()[:20]
-
-
-@pytest.fixture
-def imported(monkeypatch):
-    """Returns a function that imports a module of docs/."""
-    monkeypatch.syspath_prepend(str(DOCS))
-    return importlib.import_module
 
 
 #: One step: after each line, the kind of its value and the state of the step.
@@ -286,8 +271,9 @@ def test_the_pictures_show_what_the_pages_and_the_library_say():
     printed(DOCS / "pictures.py", "--check", PYTHONPATH=str(ROOT))
 
 
-def test_each_public_name_has_one_entry_in_the_api_reference(imported):
-    found, docstrings = [], imported("docstrings")
+def test_each_public_name_has_one_entry_in_the_api_reference(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    found, docstrings = [], importlib.import_module("docstrings")
     for path in (DOCS / "api").glob("*.md"):
         module = ""
         page = docstrings.filled(path.read_text(), docstrings.loss_scales(lossscale))

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from driving import run
 from installed import ROOT
 
 import lossscale
@@ -108,29 +107,11 @@ def test_nobody_changes_the_table():
         PRESETS["torch"].arguments["hysteresis"] = 2
 
 
-def torch_rule(scale, period, growth, backoff, flags):
-    """Yields torch's scale after each step: `_amp_update_scale_`, torch 2."""
-    good = 0
-    for flag in flags:
-        good = good + 1 if flag else 0
-        if not flag:
-            scale *= backoff
-        elif good == period:
-            scale, good = scale * growth, 0
-        yield scale
-
-
-@pytest.mark.parametrize("start", [2.0**16, 1.0, 0.25])
-def test_the_migration_row_of_torch_is_equal_below_one_too(start):
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    rows = re.findall(
-        r"(?m)^\| `GradScaler\(init_scale=S, .*?\)` \| `(.*?)`",
-        "".join(page.read_text() for page in pages if "_build" not in page.parts),
-    )
-    names = {"S": start, "G": 4.0, "B": 0.25, "N": 3}
-    flags = [False, False, True, True, True, True, False] * 3
-    expected = list(torch_rule(start, 3, 4.0, 0.25, flags))
-    assert rows
-    for row in rows:
-        written = eval(row, {**vars(lossscale), **names})  # noqa: S307 - our own page
-        assert run(written, flags) == expected
+def test_the_migration_row_of_torch_has_its_arguments_and_no_floor():
+    page = (ROOT / "docs" / "coming-from" / "pytorch.md").read_text()
+    (row,) = re.findall(r"(?m)^\| `GradScaler\(init_scale=S, .*?\)` \| `(.*?)`", page)
+    names = {**vars(lossscale), "S": 0.25, "G": 4.0, "B": 0.125, "N": 3}
+    config = eval(row, names).get_config()  # noqa: S307 - our own page
+    expected = {"initial_loss_scale": 0.25, "multiplier": 4.0, "backoff_factor": 0.125}
+    expected.update(increment_period=3, min_loss_scale=TINY)
+    assert {**config, **expected} == config

@@ -6,15 +6,35 @@ import os
 
 import numpy as np
 import pytest
-from clients import assert_trains_with_fit, keras2, keras3, tokens
-from models import policy_of
+from clients import TOO_LARGE, keras2, wrapped
+from models import differ, policy_of
 
 pytestmark = pytest.mark.slow
+STEPS, BATCH = 40, 4
+
+
+def tokens(dtype):
+    """Returns the numbers of 8 tokens for each row of a `fit`."""
+    return np.random.default_rng(1).integers(0, 32, [STEPS * BATCH, 8], dtype)
+
+
+def assert_trains_with_fit(keras, model, inputs, ids):
+    """Asserts that a built classifier learns what the first of `ids` are."""
+    optimizer = wrapped(keras.optimizers.Adam(1e-3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss)
+    before = model.get_weights()
+    model.fit(inputs, ids[:, 0] % 2, batch_size=BATCH, verbose=0)
+    skipped = int(optimizer.loss_scale.skipped_steps.numpy())
+    assert 0 < skipped < STEPS
+    assert int(optimizer.iterations.numpy()) == STEPS - skipped
+    assert float(optimizer.loss_scale.numpy()) == TOO_LARGE / 2**skipped
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert differ(before, model.get_weights())
 
 
 def test_kerashubs_trains_with_fit():
-    keras = keras3()
-    hub = pytest.importorskip("keras_hub")
+    keras, hub = map(pytest.importorskip, ("keras", "keras_hub"))
     backbone = hub.models.BertBackbone(
         vocabulary_size=32,
         num_layers=1,

@@ -13,7 +13,6 @@ from lossscale import (
     ExponentialUpdateLossScaleManager,
     FixedLossScale,
     FixedLossScaleManager,
-    LossScaleManager,
     get,
 )
 
@@ -39,14 +38,9 @@ def test_exponential_manager_follows_the_rule(arguments, run, expected):
 
 
 def test_a_manager_updates_by_the_flag_alone():
-    manager = ExponentialUpdateLossScaleManager(4, incr_every_n_steps=2)
-    for expected in (4.0, 3.2):
-        assert manager.update_loss_scale(tf.constant(False)) is None
-        assert round(float(manager.get_loss_scale()), 1) == expected
+    assert ExponentialUpdateLossScaleManager(4, 2).update_loss_scale(True) is None
     with tf.Graph().as_default():
-        manager = ExponentialUpdateLossScaleManager(
-            init_loss_scale=4, incr_every_n_steps=2
-        )
+        manager = ExponentialUpdateLossScaleManager(4, 2)
         update_op = manager.update_loss_scale(tf.constant(False))
     assert isinstance(update_op, tf.Operation)
 
@@ -70,30 +64,3 @@ def test_managers_stand_on_loss_scales_and_are_checkpointed(tmp_path):
     other = ExponentialUpdateLossScaleManager(8, 100)
     tf.train.Checkpoint(m=other).read(path).assert_consumed()
     assert other.loss_scale.numpy() == manager.loss_scale.numpy()
-
-
-class ByTen(LossScaleManager):
-    """A user's own manager: ten times smaller on a bad step."""
-
-    def __init__(self):
-        super().__init__()
-        self.value = tf.Variable(1000.0, trainable=False)
-
-    def get_loss_scale(self):
-        return tf.convert_to_tensor(self.value)
-
-    def update_loss_scale(self, finite_grads):
-        smaller = tf.where(finite_grads, self.value, self.value / 10)
-        return self.value.assign(smaller, read_value=False)
-
-
-def test_a_users_own_manager_becomes_a_loss_scale():
-    with pytest.raises(TypeError, match="abstract"):
-        LossScaleManager()
-    loss_scale = get(ByTen())
-    _, should_apply = loss_scale.update([tf.constant([np.nan])])
-    assert not bool(should_apply)
-    assert float(loss_scale) == 100.0
-    assert loss_scale.skipped_steps.numpy() == 1
-    with pytest.raises(NotImplementedError, match="ByTen cannot be serialized"):
-        loss_scale.get_config()

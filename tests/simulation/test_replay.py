@@ -115,14 +115,23 @@ def results(simulation):
 
 
 @pytest.mark.slow
-def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(make):
-    loss_scale = make()
+@pytest.mark.parametrize("bad_losses", [None, "backoff", "skip"])
+def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(
+    make, bad_losses
+):
+    loss_scale, bad, given = make(), [], {}
     by_hand(loss_scale, flags(3, steps=20))
     before = state(loss_scale)
     limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
-    found = results(simulate(loss_scale, limit=limit))
+    if bad_losses:
+        bad = [4, 5, 6, 20]
+        given["bad_losses"] = np.isin(np.arange(30), bad)
+        given["nonfinite_loss"] = bad_losses
+    found = results(simulate(loss_scale, limit=limit, **given))
     assert state(loss_scale) == before
-    assert found == by_hand(loss_scale, limit, 65504 / limit.astype(np.float32))
+    largest = 65504 / limit.astype(np.float32)
+    is_untold = bad_losses == "skip"
+    assert found == by_hand(loss_scale, limit, largest, bad, untold=is_untold)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "headroom"])
@@ -130,18 +139,6 @@ def test_flags_with_the_largest_gradients(name):
     trace = np.arange(60) % 9 != 8  # so rarely that the largest gradients decide
     found = simulate(EVERY[name](), is_finite=trace, largest=LARGEST)
     assert results(found) == by_hand(EVERY[name](), trace)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["backoff", "skip"])
-def test_a_loss_that_is_not_finite_is_an_event_of_its_own(make, how):
-    loss_scale, bad = make(), {4, 5, 6, 20}
-    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
-    flags = np.isin(np.arange(30), [*bad])
-    arguments = {"limit": limit, "bad_losses": flags, "nonfinite_loss": how}
-    found = results(simulate(loss_scale, **arguments))
-    largest = 65504 / limit.astype(np.float32)
-    assert found == by_hand(make(), limit, largest, bad, untold=how == "skip")
 
 
 def test_a_bad_loss_costs_the_scale_nothing_if_it_is_not_told():
@@ -169,26 +166,6 @@ def test_of_ten_skipped_steps_in_a_row_the_rule_is_told_of_one(cls):
     changes = np.flatnonzero(np.diff([*found.loss_scale, found.final_loss_scale]) < 0)
     assert changes[changes > 1].tolist() == [11, 21]
     assert found.steps_lost == 23
-
-
-def test_a_rule_that_fails_changes_nothing():
-    class Failing(Drifting):
-        def next_state(self, *state):
-            raise ZeroDivisionError(state)
-
-    loss_scale = Failing()
-    with pytest.raises(ZeroDivisionError):
-        simulate(loss_scale, is_finite=[True])
-    assert float(loss_scale) == 64.0
-
-
-def test_a_million_steps():
-    trace = np.ones([1_000_000], bool)
-    trace[::4000] = False
-    found = simulate(DynamicLossScale(increment_period=1000), is_finite=trace)
-    assert found.steps_lost == 250
-    # Each four thousand steps: one bad, three growths.
-    assert (found.loss_scale[4000], found.final_loss_scale) == (2.0**17, 2.0**127)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
@@ -310,15 +287,12 @@ def test_the_picture_shows_the_run():
     ax = found.plot()
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert lines["limit"].get_ydata().tolist() == limit.tolist()
-    lost = f"{found.steps_lost} steps lost"
-    marked = lines[lost].get_xdata().tolist()
+    marked = lines[f"{found.steps_lost} steps lost"].get_xdata().tolist()
     assert marked == np.flatnonzero(~found.applied).tolist()
     x, y = lines["loss scale"].get_data()
     # Read back as steps, the line is the array.
     drawn = y[np.searchsorted(x, np.arange(100), side="right") - 1]
     assert drawn.tolist() == found.loss_scale.tolist()
-    assert x[-1] == 100
-    ax.figure.canvas.draw()
 
 
 def test_without_matplotlib_only_the_plot_fails(monkeypatch):

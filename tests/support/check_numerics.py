@@ -6,30 +6,32 @@ has an overflow.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 from every_loss_scale import CASES
-from exact import gradients
+from exact import Trained, clip
 from installed import each_keras, make_strategy
-from models import built, compiled, compiled_by, policy_of
+from models import compiled, compiled_by, policy_of
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 
 tf.debugging.enable_check_numerics()
 
-EVERY = {
-    **CASES,
+EVERY = [
+    *CASES.values(),
     # The next step's product would be infinite.
-    "highest": lambda: DynamicLossScale(2.0**127, 1),
-    "highest-max": lambda: DynamicLossScale(2.0**127, 1, max_loss_scale=2.0**127),
-}
+    lambda: DynamicLossScale(2.0**127, 1),
+    lambda: DynamicLossScale(2.0**127, 1, max_loss_scale=2.0**127),
+]
 #: What an optimizer is given besides a loss scale.
-OPTIONS = {
-    "": dict,
-    "skip": lambda: {"nonfinite_loss": "skip"},
-    "guard": lambda: {"guard": lossscale.SpikeGuard(threshold=1e30, window=2)},
-}
+OPTIONS = [
+    dict,
+    lambda: {"nonfinite_loss": "skip"},
+    lambda: {"guard": lossscale.SpikeGuard(threshold=1e30, window=2)},
+]
 
 
 def alone(make, mode):
@@ -44,31 +46,23 @@ def alone(make, mode):
 
 def trained(family, mode, options):
     """Takes steps of both kinds of loop."""
-    optimizer, weights = built(family, DynamicLossScale(), rate=0.01, **options)
+    one = Trained(family, DynamicLossScale(), (2,), **options)
+    one.build()
 
     def step(x, unscales):
-        grads = gradients(optimizer.scale_loss, x, [weights])
-        if unscales:
-            grads = optimizer.get_unscaled_gradients(grads)
-            grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-        optimizer.apply_gradients(zip(grads, [weights]))
+        one.apply(clip(one.unscaled(x)) if unscales else one.scaled(x))
 
     step = compiled(step, mode)
-    for x in (1e-6, 0.0, 1e-6):
-        for unscales in (False, True):
-            step(tf.constant([x, 0.0]), unscales)
+    for x, unscales in itertools.product((1e-6, 0.0, 1e-6), (False, True)):
+        step(tf.constant([x, 0.0]), unscales)
 
 
 def fitted(family, mode, options):
     """Trains a model of float16, with all that the monitor and the reports look at."""
     keras = family.keras
     with policy_of(keras, "mixed_float16"):
-        layers = [
-            keras.layers.Dense(4, "relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(1, dtype="float32"),
-        ]
-        model = keras.Sequential(layers)
+        layers = [keras.layers.Dense(4, "relu"), keras.layers.BatchNormalization()]
+        model = keras.Sequential([*layers, keras.layers.Dense(1, dtype="float32")])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), **options)
     model.compile(optimizer, "mse", **compiled_by(mode))
     x, y = np.ones([16, 4], np.float32), np.zeros([16, 1], np.float32)
@@ -84,26 +78,25 @@ def fitted(family, mode, options):
         lossscale.find_nonfinite(model, x, y)
 
 
-def overflowing():
+def an_overflow():
     lossscale.LossScaleEngine(2.0**30).scale_loss(tf.constant(1e35))
 
 
-def attempt(name, run, *arguments):
+def attempt(run, *arguments):
     try:
         run(*arguments)
     except (tf.errors.InvalidArgumentError, ValueError) as error:
-        print("STOPPED", name, str(error)[-600:].replace("\n", " "))
+        said = str(error)[-600:].replace("\n", " ")
+        print("STOPPED", run.__name__, *arguments, said)
 
 
-attempt("an overflow", overflowing)
+attempt(an_overflow)
 for mode in ("eager", "graph"):
-    for name, make in EVERY.items():
-        attempt(f"{name} {mode}", alone, make, mode)
-    for family in each_keras():
-        for name, options in OPTIONS.items():
-            what = f"{name} {mode} {family.name}"
-            attempt(what, trained, family, mode, options())
-            attempt(f"fit {what}", fitted, family, mode, options())
+    for make in EVERY:
+        attempt(alone, make, mode)
+    for family, options in itertools.product(each_keras(), OPTIONS):
+        attempt(trained, family, mode, options())
+        attempt(fitted, family, mode, options())
 with make_strategy().scope():
-    attempt("fit replicas", fitted, each_keras()[0], "graph", {})
+    attempt(fitted, each_keras()[0], "graph", {})
 print("All runs are done.")

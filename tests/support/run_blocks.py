@@ -9,14 +9,12 @@ the programs makes a strategy of its own.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import runpy
 import sys
 import traceback
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pages
 
@@ -45,36 +43,6 @@ def run(path):
     return printed.getvalue()
 
 
-def install_a_tracker():
-    """Puts a tracker that stores nothing in the place of one that is not installed."""
-
-    def callback(**settings):
-        import keras
-
-        class Tracker(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                del epoch
-                assert {"loss_scale", "skipped_steps"} <= {*logs}  # the monitor's
-
-            def on_train_batch_end(self, batch, logs=None):
-                if "log_freq" in settings:
-                    self.on_epoch_end(batch, logs)
-
-        return Tracker()
-
-    def begin(mode):
-        return contextlib.nullcontext(mode)
-
-    wandb, integration = ModuleType("wandb"), ModuleType("wandb.integration")
-    wandb.init = begin
-    wandb.integration, integration.keras = integration, ModuleType("keras")
-    integration.keras.WandbMetricsLogger = callback
-    names = ("wandb", "wandb.integration", "wandb.integration.keras")
-    sys.modules.update(zip(names, (wandb, integration, integration.keras)))
-
-
-if importlib.util.find_spec("wandb") is None:
-    install_a_tracker()
 failed = []
 for path in map(Path, sys.argv[1:]):
     try:

@@ -83,29 +83,17 @@ def running(mode):
         else:
             v1.reset_default_graph()
         if mode == "session-of-1":
-            stack.enter_context(as_in_1())
+            # Branches and loops in the same graph, variables that are no resources.
+            if v1.control_flow_v2_enabled():
+                v1.disable_control_flow_v2()
+                stack.callback(v1.enable_control_flow_v2)
+            if v1.resource_variables_enabled():
+                v1.disable_resource_variables()
+                stack.callback(v1.enable_resource_variables)
         session = stack.enter_context(contextlib.closing(v1.Session()))
         # Not the session itself: it would make its graph another than the implicit one.
         stack.enter_context(session.as_default())
         yield InSession(session)
-
-
-@contextlib.contextmanager
-def as_in_1():
-    """Branches and loops in the same graph, and variables that are no resources."""
-    had_v2, had_resources = (
-        v1.control_flow_v2_enabled(),
-        v1.resource_variables_enabled(),
-    )
-    v1.disable_control_flow_v2()
-    v1.disable_resource_variables()
-    try:
-        yield
-    finally:
-        if had_v2:
-            v1.enable_control_flow_v2()
-        if had_resources:
-            v1.enable_resource_variables()
 
 
 def variable(value, name="weight", trainable=True):
