@@ -43,6 +43,5 @@ def anywhere(place):
 
 @pytest.fixture(params=PLACES)
 def place(request):
-    """A Keras, and no strategy or two replicas."""
     family, where = request.param
     return family, request.getfixturevalue(where) if where == "mirrored" else None

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import heard
-from faulty import ROWS, batches, told_by_fit, told_of
+from faulty import ROWS, batches, scaled_gradients, told_by_fit, told_of
 from models import data, regression
-from own_steps import looping
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 from lossscale.monitor import batches as of_batches
@@ -124,6 +123,32 @@ def test_no_batch_is_named_that_does_not_exist(
     assert found.where(range(len(bad))) == expected
 
 
+def looping(family, *, times=1, only_positive=False):
+    """Returns a model whose batches have several steps, or one if an input is."""
+
+    class Looping(family.keras.Sequential):
+        def train_step(self, batch):
+            for _ in range(times):
+                loss, grads = scaled_gradients(self, batch)
+                pairs = list(zip(grads, self.trainable_variables))
+
+                def apply(pairs=pairs):
+                    self.optimizer.apply_gradients(pairs)
+                    return 0
+
+                if only_positive:
+                    tf.cond(batch[0][0, 0] > 0.0, apply, lambda: 0)
+                else:
+                    apply()
+            return {"loss": loss}
+
+    inner, scale = family.optimizers.SGD(2.0**-8), DynamicLossScale(2.0**10)
+    optimizer = LossScaleOptimizer(inner, scale)
+    model = regression(family, optimizer, model_class=Looping)
+    optimizer.build(model.trainable_variables)
+    return model
+
+
 #: A step of one's own: how it loops, rows that are NaN, batches in a call -> named.
 LOOPS = {
     "two steps in a batch": ({"times": 2}, [20, 40], 1, (4, "5, 10")),
@@ -142,26 +167,6 @@ def test_steps_of_ones_own(family, how, bad, at_once, expected):
     model.compile(model.optimizer, loss="mse", steps_per_execution=at_once)
     messages, _ = told_of(model, x, y, monitor())
     assert named(messages) == [expected]
-
-
-def test_a_checkpoint_that_is_restored_within_an_epoch(family, tmp_path):
-    model = looping(family)
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-
-    class Back(family.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            del logs
-            if batch == 1:
-                self.path = checkpoint.write(str(tmp_path / "checkpoint"))
-            if batch in (4, 9):
-                checkpoint.read(self.path)
-
-    x, y = data(np.random.default_rng(7), 48)
-    y[[26, 42]] = np.nan  # batches 6 and 10
-    with heard() as messages:
-        callbacks = [monitor(), Back()]
-        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=callbacks)
-    assert named(messages) == [(2, "6, 10")]
 
 
 @pytest.mark.parametrize(("bad", "scales"), [(range(4, 14), [512, 256]), ([9], [])])

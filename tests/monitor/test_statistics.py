@@ -22,7 +22,6 @@ def monitor(**kwargs):
 
 
 def statistics(model):
-    """Returns the statistics of each replica."""
     local = model.distribute_strategy.experimental_local_results
     return [
         part.numpy()
@@ -41,9 +40,6 @@ def test_they_are_as_if_the_bad_batch_had_not_been(anywhere, capsys):
         faulty.fit(RUN, monitor(verbose=1), epochs=2)
     mended = statistics(faulty.model)
     assert int(faulty.scale.skipped_steps.numpy()) == 2
-    x, y = batches(WITHOUT)
-    assert np.isfinite(faulty.model.evaluate(x, y, verbose=0))
-    assert np.isfinite(faulty.model.predict(x, verbose=0)).all()
     assert not [each for each in messages if "are not trained" in each]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Batches after which statistics were put back: 2."
@@ -117,17 +113,10 @@ def test_statistics_of_every_kind(place):
                 self.mean.update_state(x)
             return self.drop(x, training=training)
 
-    def sync():
-        if hasattr(layers, "SyncBatchNormalization"):
-            return layers.SyncBatchNormalization(name="sync")
-        try:
-            return layers.BatchNormalization(synchronized=True, name="sync")
-        except TypeError:  # TensorFlow 2.4 to 2.11
-            return layers.experimental.SyncBatchNormalization(name="sync")
-
     with scope_of(strategy):
         frozen = layers.BatchNormalization(trainable=False, name="frozen")
-        inner = keras.Sequential([keras.Input((3,)), layers.Dense(4), sync(), frozen])
+        sync = layers.BatchNormalization(synchronized=True, name="sync")
+        inner = keras.Sequential([keras.Input((3,)), layers.Dense(4), sync, frozen])
         # A norm that is trained within a model that is not.
         outer = keras.Sequential([keras.Input((4,)), layers.BatchNormalization()])
         outer.trainable, outer.layers[-1].trainable = False, True

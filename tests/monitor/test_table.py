@@ -15,10 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from faulty import told_of
+from faulty import scaled_gradients, told_of
 from models import FEATURES, data, policy_of
-from own_steps import adding_up, by_zero, two_optimizers, wrapped
-from strategies import scope_of
 
 from lossscale import (
     DynamicLossScale,
@@ -104,28 +102,27 @@ def divided(y, p):
 
 
 class SkipsTheFirst(Guard):
-    """Leaves out the first `least` steps."""
+    """Leaves out the first four steps."""
 
     left_out_as = "the first"
 
-    def __init__(self, least):
+    def __init__(self):
         super().__init__()
-        self.least = least
         self.seen = self._add_weight("seen", 0, tf.int64)
 
     def judge(self, state, largest):
         del largest
-        return state.seen >= self.least, {"seen": state.seen + 1}
+        return state.seen >= 4, {"seen": state.seen + 1}
 
     def get_config(self):
-        return {"least": self.least}
+        return {}
 
 
 def network(family, run):
     """Returns a compiled model of a hidden layer and a float32 one, as `run` says."""
     keras = family.keras
     dense, norm = keras.layers.Dense, keras.layers.BatchNormalization
-    with scope_of(run["strategy"]), policy_of(keras, run["policy"]):
+    with policy_of(keras, run["policy"]):
         inner = family.optimizers.SGD(run["rate"])
         options = {"guard": run["guard"](), "nonfinite_loss": run["nonfinite_loss"]}
         optimizer = LossScaleOptimizer(inner, run["scale"](), **options)
@@ -143,6 +140,37 @@ def network(family, run):
     return model
 
 
+def adding_up(family, clear):
+    """Returns a model that adds its gradients up in variables, and then clears them."""
+
+    class AddingUp(family.keras.Sequential):
+        def train_step(self, batch):
+            loss, grads = scaled_gradients(self, batch)
+            unscaled = self.optimizer.get_unscaled_gradients(grads)
+            for total, grad in zip(self.totals, unscaled):
+                total.assign_add(grad)
+            means = [tf.convert_to_tensor(total) / 2.0 for total in self.totals]
+            self.optimizer.apply_gradients(zip(means, self.trainable_variables))
+            for total in self.totals:
+                total.assign(clear(total))
+            return {"loss": loss}
+
+    layers = [family.keras.layers.Dense(1) for _ in range(2)]
+    model = AddingUp([family.keras.Input((FEATURES,)), *layers])
+    inner, scale = family.optimizers.SGD(2.0**-9), DynamicLossScale(2.0**10)
+    model.compile(LossScaleOptimizer(inner, scale))
+    shapes = [weight.shape for weight in model.trainable_variables]
+    model.totals = [tf.Variable(tf.zeros(shape), trainable=False) for shape in shapes]
+    return model
+
+
+def by_zero():
+    """Returns what clears a sum badly: a product of infinity and 0 is NaN."""
+    # In a graph TensorFlow makes zeros of a product with the constant 0.
+    zero = tf.Variable(0.0, trainable=False)
+    return lambda total: total * zero
+
+
 DEFAULTS = {
     "rows": 64,
     # Which rows of the inputs and of the targets are another number, and which.
@@ -155,7 +183,6 @@ DEFAULTS = {
     "monitor": {},
     "applied": 0,
     "make": network,
-    "strategy": None,
     "policy": "mixed_float16",
     "rate": 1e-3,
     "guard": lambda: None,
@@ -171,7 +198,7 @@ DEFAULTS = {
     "compile": {},
 }
 ALL = slice(None)
-NAN, NAN_64 = {"x": (ALL, np.nan)}, {"rows": 64, "x": (27, np.nan)}
+NAN, ONE_ROW = {"x": (ALL, np.nan)}, {"x": (27, np.nan)}
 F32, BF16 = {"policy": "float32"}, {"policy": "mixed_bfloat16"}
 FAST = {"rate": 1e3, "activation": None, "rows": 256}
 LARGE = {"hidden": None, "activation": None, "weights": {"hidden": 9e4}, "rate": 2**-40}
@@ -183,73 +210,39 @@ PLAIN = {"scale": lambda: FixedLossScale(8)}
 SKIP = {"nonfinite_loss": "skip"}
 SMALL = {"scale": lambda: DynamicLossScale(4.0)}
 HIGH_FLOOR = {"scale": lambda: DynamicLossScale(2.0**20, min_loss_scale=2.0**20)}
-FINITE_LOSS = {
-    "activation": None,
-    "x": (ALL, 1e22),
-    "y": (ALL, 1e18),
-    "weights": {"last": 0.0},
-}
-ONE_IN_3, ONE_IN_50 = (slice(0, None, 12), np.nan), (27, np.nan)
+ONE_IN_3 = (slice(0, None, 12), np.nan)
 MANY_SPIKES = {"guard": lambda: SpikeGuard(window=2, threshold=1e-3, min_ratio=1.001)}
 
 TABLE = {
     "healthy": Row({}, "", times=0),
     "healthy in bfloat16, twice": Row({**BF16, "fits": 2}, "", times=0),
-    "healthy, eagerly": Row({"compile": {"run_eagerly": True}}, "", times=0),
     "healthy, a frozen layer": Row({"frozen": True, "norm": True}, "", times=0),
-    "healthy after a search": Row({"scale": lambda: DynamicLossScale(2.0**40)}, ""),
     "NaN in the data, float32": Row(
         {**F32, **NAN}, LOSS + OF_ROWS, times=1, cure={"x": None}
     ),
-    "NaN in the data, dead for three epochs": Row(
-        {**NAN, "epochs": 3}, LOSS + OF_ROWS + " activations float16", times=1
-    ),
-    "NaN in a data set": Row(
-        {**NAN, "as_dataset": True}, LOSS + "data negative activations float16"
-    ),
-    "a bad batch of a data set": Row(
-        {**NAN_64, "as_dataset": True}, "batches data skip"
+    "NaN in a data set, dead for three epochs": Row(
+        {**NAN, "as_dataset": True, "epochs": 3},
+        LOSS + "data negative activations float16",
+        times=1,
     ),
     "NaN that a relu hides": Row(
-        {"activation": relu, "x": (27, np.nan)}, "input rows", cure={"x": None}
+        {**ONE_ROW, "activation": relu}, "input rows", cure={"x": None}
     ),
     "NaN that a relu hides, in all data": Row(
         {"activation": relu, **NAN, "epochs": 2}, "stall input rows", times=1
     ),
     "one bad batch in fifty": Row(
-        {"rows": 200, "x": ONE_IN_50}, "batches rows skip", times=1, cure=SKIP
-    ),
-    "one bad batch in fifty, skip": Row(
-        {**SKIP, "rows": 200, "x": ONE_IN_50}, "batches rows", times=1
+        {**ONE_ROW, "rows": 200}, "batches rows skip", times=1, cure=SKIP
     ),
     "one bad batch in three": Row({"rows": 160, "x": ONE_IN_3}, "batches rows"),
     "one bad batch in three, skip": Row(
         {**SKIP, "rows": 400, "x": ONE_IN_3}, "batches rows many", times=2
     ),
-    "a bad batch, shuffled": Row({**NAN_64, "shuffle": True}, "batches rows skip"),
-    "an infinite target of a batch": Row({"y": (27, np.inf)}, "batches rows skip"),
-    "four batches in a call": Row(
-        {**NAN_64, "compile": {"steps_per_execution": 4}}, "batches rows skip"
-    ),
-    "two faults in an epoch": Row(
-        {**NAN_64, "activation": relu, "y": (11, np.nan)},
-        "batches input rows skip",
-        times=2,
-    ),
+    "a bad batch, shuffled": Row({**ONE_ROW, "shuffle": True}, "batches rows skip"),
     "statistics, once although they stay so": Row(
-        {**NAN_64, "norm": True, "epochs": 2}, "batches rows skip statistics", times=3
+        {**ONE_ROW, "norm": True, "epochs": 2}, "batches rows skip statistics", times=3
     ),
-    "statistics, put back": Row(
-        {**NAN_64, "norm": True, "monitor": {"restore_statistics": True}},
-        "batches rows skip",
-    ),
-    "0/0 in a float16 loss": Row(
-        {"loss": divided, "y": (ALL, 0.0)}, LOSS + "negative activations float16"
-    ),
-    "0/0 in a float16 loss, in one batch": Row(
-        {"loss": divided, "y": (27, 0.0)}, "batches finite_data skip"
-    ),
-    "0/0 in one batch, shuffled": Row(
+    "0/0 in a float16 loss, in one batch, shuffled": Row(
         {"loss": divided, "y": (27, 0.0), "shuffle": True},
         "batches finite_data skip shuffled",
     ),
@@ -261,8 +254,8 @@ TABLE = {
     "an activation beyond float16": Row(
         LARGE, LOSS + "activations float16 negative", cure={"hidden": "float32"}
     ),
-    "a learning rate, float32": Row(
-        {**FAST, **F32}, "stall weights learning_rate", cure={"rate": 1e-3}
+    "a learning rate, bfloat16": Row(
+        {**FAST, **BF16}, "stall weights learning_rate", cure={"rate": 1e-3}
     ),
     "a learning rate, float16": Row(
         FAST,
@@ -270,7 +263,6 @@ TABLE = {
         "derivative large_gradients activations zero negative high_scale weights",
         cure={"rate": 1e-3},
     ),
-    "a learning rate, bfloat16": Row({**FAST, **BF16}, "stall weights learning_rate"),
     "an infinite derivative": Row(
         {"loss": root_loss(0.0), "y": (ALL, 0.0), **SMALL},
         BACKWARD + "large_gradients float16",
@@ -280,9 +272,6 @@ TABLE = {
         {"loss": steep, "rate": 1e-12, **SMALL},
         BACKWARD + "large_gradients float16",
         cure={"hidden": "float32"},
-    ),
-    "a gradient beyond float32": Row(
-        {**F32, **FINITE_LOSS}, BACKWARD + "large_gradients"
     ),
     "fixed too high": Row(
         {**FIXED, "rows": 256},
@@ -294,14 +283,8 @@ TABLE = {
         BACKWARD + "floor",
         cure={"scale": lambda: DynamicLossScale(2.0**20)},
     ),
-    "a loss scale that checks nothing, NaN": Row(
+    "a loss scale that checks nothing": Row(
         {**PLAIN, **NAN}, "unchecked weights data learning_rate", times=1
-    ),
-    "a loss scale that checks nothing, a learning rate": Row(
-        {**PLAIN, **FAST, **F32}, "unchecked weights data learning_rate"
-    ),
-    "weights that are NaN": Row(
-        {"weights": {"hidden": np.nan}}, "stall weights loaded"
     ),
     "frozen weights that are NaN": Row(
         {"weights": {"hidden": np.nan}, "frozen": True}, "stall weights loaded"
@@ -321,22 +304,9 @@ TABLE = {
     "a guard that leaves many out": Row(
         {**MANY_SPIKES, "rows": 256}, "spike many_left_out"
     ),
-    "a guard of one's own": Row(
-        {"guard": lambda: SkipsTheFirst(1)}, "left_out", times=1
-    ),
-    "a guard of one's own, many": Row(
-        {"guard": lambda: SkipsTheFirst(4)}, "left_out many_left_out"
-    ),
-    "two optimizers": Row(
-        {"make": lambda family, _: two_optimizers(family, wrapped), "x": (27, np.inf)},
-        "batches rows skip",
-        times=1,
-    ),
+    "a guard of one's own": Row({"guard": SkipsTheFirst}, "left_out many_left_out"),
     "an accumulator that holds an infinity": Row(
-        {
-            "make": lambda family, _: adding_up(family, by_zero()),
-            "y": (27, np.inf),
-        },
+        {"make": lambda family, _: adding_up(family, by_zero()), "y": (27, np.inf)},
         "stall accumulators",
         "batches rows skip",
     ),
@@ -345,14 +315,10 @@ TABLE = {
         "",
         "batches rows skip",
     ),
-    "dead, and fit called again": Row(
-        {**NAN, **F32, "fits": 2}, LOSS + OF_ROWS, times=2
-    ),
-    "NaN in the data of a resumed run": Row(
-        {**NAN, **F32, "applied": 9}, LOSS + OF_ROWS + " learning_rate"
-    ),
-    "a bad row on the last of two replicas": Row(
-        {**NAN_64, "strategy": True}, "batches rows skip", times=1
+    "NaN in the data of a resumed run, and fit called again": Row(
+        {**NAN, **F32, "fits": 2, "applied": 9},
+        LOSS + OF_ROWS + " learning_rate",
+        times=2,
     ),
 }
 #: The others are told apart in the same way.
@@ -365,10 +331,8 @@ QUICK = (
 )
 
 
-def fit(family, run, strategy=None):
-    """Returns the warnings of a run, its history and its model."""
+def fit(family, run):
     run = {**DEFAULTS, **run}
-    run["strategy"] = strategy if run["strategy"] else None
     x, y = data(np.random.default_rng(5), run["rows"])
     for values, bad in ((x, run["x"]), (y, run["y"])):
         if bad is not None:
@@ -393,10 +357,9 @@ def fit(family, run, strategy=None):
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in TABLE],
 )
 @pytest.mark.every
-def test_what_is_said_is_true(family, name, request):
+def test_what_is_said_is_true(family, name):
     row = TABLE[name]
-    mirrored = "strategy" in row.run and request.getfixturevalue("mirrored")
-    said, _, _ = fit(family, row.run, mirrored)
+    said, _, _ = fit(family, row.run)
     sys.stdout.write("\n".join([f"\n## {name}, {family.name}", *said, ""]))
     text = "\n".join(said)
     named = {cause for cause, words in CAUSES.items() if re.search(words, text, re.S)}
@@ -413,9 +376,9 @@ CURED = [name for name, row in TABLE.items() if row.cure]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CURED)
 def test_what_it_advises_helps(family, name):
-    run = {**DEFAULTS, **TABLE[name].run, **TABLE[name].cure}
+    run = {**TABLE[name].run, **TABLE[name].cure}
     said, history, model = fit(family, run)
-    steps = run["epochs"] * run["rows"] // ROWS
+    steps = run.get("epochs", 1) * run.get("rows", DEFAULTS["rows"]) // ROWS
     assert history["skipped_steps"][-1] <= steps / 3
     assert not [text for text in said if "in a row" in text]
     assert all(np.isfinite(weight).all() for weight in model.get_weights())

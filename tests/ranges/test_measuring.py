@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from installed import each_keras, families
 from models import FEATURES, policy_of, regression
 
-from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
+from lossscale import LossScaleOptimizer, gradient_ranges
 from lossscale.ranges import exponents
 from lossscale.runtime.keras_versions import tensor_of
 
@@ -83,37 +81,24 @@ def test_against_numpy(family, data):
     assert found.at(2 * safe).overflowing.any()
 
 
-def test_training_with_the_recommended_scale(family):
-    def small_gradients(loss_scale):
-        model = network(family, loss_scale)
-        model.set_weights(weights)
-        x = inputs.astype(np.float32)
-        return model, x, model.predict(x, verbose=0) + errors.astype(np.float32)
-
-    rng = np.random.default_rng(8)
-    weights = [rng.normal(0, 0.3, w.shape) for w in network(family).get_weights()]
-    inputs, errors = rng.normal(0, 2.0**-9, [2, 32, FEATURES])
-    model, x, y = small_gradients(1.0)
-    found = gradient_ranges(model, x, y[:, :1], verbose=0)
+def test_at_the_recommended_scale_float16_loses_what_is_said(family):
+    model, rng = network(family), np.random.default_rng(8)
+    model.set_weights([rng.normal(0, 0.3, w.shape) for w in model.get_weights()])
+    x, errors = rng.normal(0, 2.0**-9, [2, 32, FEATURES]).astype(np.float32)
+    y = model.predict(x, verbose=0) + errors[:, :1]
+    found = gradient_ranges(model, x, y, verbose=0)
     assert found.flushed.max() > 0.1  # there is something to save
     best = found.at(found.recommended_scale)
     assert best.flushed.max() < 0.02
     assert not best.overflowing.any()
-    # In float16 no more gradients become zero than is said.
     with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(x, training=True) - y[:, :1]) ** 2)
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
         loss *= found.recommended_scale
     grads = tape.gradient(loss, list(map(tensor_of, model.trainable_variables)))
     reported = np.ceil((best.zeros + best.flushed) * best.values)
     for grad, most in zip(grads, reported):
         assert np.isfinite(grad.numpy()).all()
         assert np.sum(grad.numpy() == 0) <= most
-
-    scale = FixedLossScale(found.recommended_scale, skip_nonfinite=True)
-    model, x, y = small_gradients(scale)
-    model.fit(x, y[:, :1], batch_size=8, shuffle=False, verbose=0)
-    assert int(scale.skipped_steps.numpy()) == 0
-    assert int(model.optimizer.iterations.numpy()) == 4
 
 
 def test_all_is_in_float32(family, recwarn):
@@ -136,28 +121,7 @@ def test_all_is_in_float32(family, recwarn):
 
 @pytest.fixture(scope="module")
 def newest():
-    """The family of the default Keras: for what is the same on each."""
     return families()[0]
-
-
-def test_no_more_is_kept_of_many_batches_than_of_few(newest):
-    made = []
-
-    def rows():
-        for number in range(1000):
-            made.append(number)
-            yield np.full([4, FEATURES], number % 7, np.float32), np.ones([4, 1], "f4")
-
-    shapes = (tf.TensorShape([4, FEATURES]), tf.TensorShape([4, 1]))
-    dataset = tf.data.Dataset.from_generator(rows, (tf.float32, tf.float32), shapes)
-    few, many = (
-        gradient_ranges(network(newest), dataset, batches=number, verbose=0)
-        for number in (2, 9)
-    )
-    assert (few.batches, many.batches) == (2, 9)
-    assert 2 * many.values.sum() == 9 * few.values.sum()
-    assert len(pickle.dumps(few)) == len(pickle.dumps(many))
-    assert len(made) < 500  # not all were asked for; a few run ahead of the asking
 
 
 def same(first, second):

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard
 from models import compiled_by, policy_of, variable_of
 
 import lossscale
-from lossscale import LossScaleOptimizer, LossScaleWarning
+from lossscale import LossScaleOptimizer
 from lossscale.runtime import float16_weights
 
 TOLD = "Trainable variables are float16"
-X = np.random.default_rng(0).normal(size=[32, 4]).astype("float32")
+X = np.random.default_rng(0).normal(size=[8, 4]).astype("float32")
 Y = X[:, :1]
 
 
 def said_in(act):
-    """Returns what our warnings say while a function runs."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as messages:
         act()
-    return [str(w.message) for w in caught if w.category is LossScaleWarning]
+    return messages
 
 
 def fit(model, optimizer, mode="eager"):
@@ -54,18 +51,8 @@ def test_weights_in_float16_are_told_once(family, policy, optimizer, run_as):
     finally:
         backend.set_floatx("float32")
     assert text.startswith(TOLD)
-    assert "/kernel, " in text
-    assert "and 1 more" in text
-    for word in ("epsilon of 1e-7", "is lost", '"mixed_float16"'):
-        assert word in text
-
-
-@pytest.mark.parametrize(
-    "policy", ["float32", "mixed_float16", "bfloat16", "mixed_bfloat16"]
-)
-def test_other_weights_are_not_told(family, policy):
-    model = network(family, policy)
-    assert not said_in(lambda: fit(model, family.optimizers.Adam(1e-3), "graph"))
+    for words in ("/kernel, ", "and 1 more", "is lost", '"mixed_float16"'):
+        assert words in text
 
 
 def test_only_what_is_trained_is_told(family):
@@ -84,38 +71,19 @@ def test_only_what_is_trained_is_told(family):
     assert not said_in(lambda: optimizer.apply_gradients(pairs))
 
 
-def with_copies(family, variables):
-    """Returns an optimizer that updates float32 copies of its variables."""
-
-    class WithCopies(family.optimizers.SGD):
-        def apply_gradients(self, grads_and_vars, *_, **__):
-            pairs = list(grads_and_vars)
-            for (grad, variable), copy in zip(pairs, self.copies):
-                copy.assign_sub(0.1 * tf.cast(grad, tf.float32))
-                variable.assign(tf.cast(copy, variable.dtype))
-
-    optimizer = WithCopies(0.1)
-    optimizer.copies = [
-        tf.Variable(tf.cast(tf.convert_to_tensor(v), tf.float32)) for v in variables
-    ]
-    return optimizer
-
-
 def test_an_optimizer_with_float32_copies_is_not_told(family):
-    model = network(family, "float16")
-    inner = with_copies(family, model.trainable_variables)
+    model, inner = network(family, "float16"), family.optimizers.SGD(0.1)
+    inner.copies = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
     assert not said_in(lambda: fit(model, inner))
 
 
-@pytest.mark.parametrize("optimizer", ["Adafactor", "Adam"])
-def test_float32_slots_of_float32_variables_are_no_copies(family, optimizer):
+def test_float32_slots_of_float32_variables_are_no_copies(family):
     """Adafactor's slots of a kernel have the shape of the other layer's bias."""
-    if not hasattr(family.optimizers, optimizer):
-        pytest.skip("an optimizer of new Keras")
+    kind = getattr(family.optimizers, "Adafactor", family.optimizers.Adam)
     dense = family.keras.layers.Dense
     wide, narrow = dense(4, dtype="float32"), dense(4, dtype="float16")
     model = network(family, "float32", wide, narrow)
-    (text,) = said_in(lambda: fit(model, getattr(family.optimizers, optimizer)(1e-3)))
+    (text,) = said_in(lambda: fit(model, kind(1e-3)))
     assert narrow.name in text
     assert wide.name + "/" not in text
 
@@ -139,13 +107,14 @@ def test_the_dtype_counts_in_which_a_variable_is_kept(family):
             seen.append(float16_weights.float16_names(None, [self.kernel]))
             return super().call(x)
 
-    for policy in ("mixed_float16", "float16"):
+    others = ["float32", "mixed_float16", "bfloat16", "mixed_bfloat16"]
+    for policy in (*others, "float16"):
         with policy_of(family.keras, policy):
             layer = Looks(4)
         layer.build((2, 4))
         layer(tf.ones([2, 4]))
-    assert seen[0] == ""
-    assert seen[1].endswith("kernel")
+    assert seen[:-1] == [""] * len(others)
+    assert seen[-1].endswith("kernel")
 
 
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
@@ -154,6 +123,5 @@ def test_find_nonfinite_says_the_same(family, policy):
     model.compile(LossScaleOptimizer(family.optimizers.SGD(1e-3), 1.0), "mse")
     found = lossscale.find_nonfinite(model, X, Y)
     assert not found
-    assert ("Nothing is at fault" in str(found)) == (policy == "mixed_float16")
     assert (TOLD in str(found)) == (policy == "float16")
-    assert ('"mixed_float16"' in str(found)) == (policy == "float16")
+    assert ("Nothing is at fault" in str(found)) == (policy == "mixed_float16")

@@ -68,47 +68,31 @@ def test_files_of_tf_keras_load_whichever_comes_first(tmp_path, rng):
     assert told.endswith("read all\n")
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package that fails if a file says so."""
-    name = "a_package_that_comes_late"
-    (tmp_path / f"{name}.py").write_text(
-        "import os.path\n"
-        f"if os.path.exists({str(tmp_path / 'broken')!r}):\n"
-        "    raise ImportError('broken')\n"
-        "done = True\n"
+def test_all_that_wait_are_called_once_at_the_end(tmp_path, monkeypatch):
+    """At the end of an import that succeeds: a failed one is none."""
+    package, broken = "a_package_that_comes_late", tmp_path / "broken"
+    (tmp_path / f"{package}.py").write_text(
+        f"import os.path\nif os.path.exists({str(broken)!r}):\n"
+        "    raise ImportError('broken')\ndone = True\n"
     )
+    broken.touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
-
-
-def test_all_that_wait_are_called_once_at_the_end(package):
-    called = []
-    before = list(sys.meta_path)
+    called, before = [], list(sys.meta_path)
     for number in range(3):
-        when_imported(package, lambda n=number: called.append(n))
-    assert called == []
+        when_imported(
+            package, lambda n=number: called.append((n, sys.modules[package].done))
+        )
     assert package not in sys.modules
     assert importlib.util.find_spec(package) is not None  # only asked for
-    assert called == []
-    importlib.import_module(package)
-    assert called == [0, 1, 2]
-    assert sys.meta_path == before  # nothing is left behind
-    importlib.reload(sys.modules[package])
-    assert len(called) == 3
-
-
-def test_a_failed_import_is_none(package, tmp_path):
-    called = []
-    (tmp_path / "broken").touch()
-    when_imported(package, lambda: called.append(sys.modules[package].done))
     with pytest.raises(ImportError, match="broken"):
         importlib.import_module(package)
     assert called == []
-    (tmp_path / "broken").unlink()
+    broken.unlink()
     importlib.import_module(package)
-    assert called == [True]
+    assert called == [(0, True), (1, True), (2, True)]
+    assert sys.meta_path == before  # nothing is left behind
+    importlib.reload(sys.modules[package])
+    assert len(called) == 3
 
 
 def test_a_package_that_is_missing_stays_missing(monkeypatch):

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 import tensorflow as tf
 from installed import ROOT
 from processes import printed
 
-import lossscale
 from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
-
-#: Private names of TensorFlow, and what asks in which mode it is.
-QUESTIONS = {"executing_eagerly", "executing_eagerly_outside_functions", "IsXLAContext"}
 
 
 def _seen(trace):
@@ -57,18 +50,6 @@ def compiled(x):
 tf.xla.experimental.compile(compiled, [tf.constant(1.0)])
 print(found[0] is mode.XLA_IN_SESSION)
 """
-
-
-def test_one_file_asks_in_which_mode_it_is():
-    asking = set()
-    package = Path(lossscale.__file__).parent
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            name = getattr(node, "attr", getattr(node, "value", None))
-            if isinstance(name, str) and name in QUESTIONS:
-                asking.add(path.relative_to(package).as_posix())
-    # The other one hands out the graph itself.
-    assert asking == {"runtime/mode.py", "runtime/graphs.py"}
 
 
 def test_the_page_on_modes_names_each_difference():

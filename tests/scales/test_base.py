@@ -13,7 +13,7 @@ from driving import state
 from every_loss_scale import CASES
 from models import compiled
 
-from lossscale import DynamicLossScale, FixedLossScale, HeadroomLossScale, LossScale
+from lossscale import DynamicLossScale, FixedLossScale, HeadroomLossScale
 
 INF, NAN = float("inf"), float("nan")
 #: Ways to take the arguments: none, the flag, the flag and the largest.
@@ -128,17 +128,3 @@ def test_a_floor_that_float32_rounds_down_is_reached_in_silence():
 def test_a_loss_scale_is_no_tensor_of_another_dtype():
     with pytest.raises((TypeError, ValueError)):
         tf.convert_to_tensor(FixedLossScale(8), tf.int32)
-
-
-def test_the_base_is_abstract_and_a_subclass_without_a_rule_is_told_so():
-    class Bare(LossScale):
-        def __call__(self):
-            return tf.constant(1.0)
-
-        def get_config(self):
-            return {}
-
-    with pytest.raises(TypeError, match="abstract"):
-        LossScale()
-    with pytest.raises(NotImplementedError, match="Bare must implement `next_state"):
-        Bare().update([tf.constant(1.0)])

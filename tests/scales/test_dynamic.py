@@ -1,10 +1,9 @@
-"""DynamicLossScale: hysteresis, bounds, rounding. test_reference.py has its rule."""
+"""DynamicLossScale: hysteresis, restored counts. test_reference.py has its rule."""
 
 from __future__ import annotations
 
 import os
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from models import compiled
 from processes import printed
 
 from lossscale import DynamicLossScale
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @pytest.mark.smoke
@@ -56,46 +53,6 @@ def test_settings_are_plain_attributes():
     assert loss_scale.increment_period == 3
     assert type(loss_scale.increment_period) is int
     assert loss_scale.hysteresis_reset == ("growth", "backoff")
-
-
-FLOAT32_TINY = float(np.finfo(np.float32).tiny)
-
-
-def grown_as_by_3_0(scale, multiplier, ceiling):
-    """Returns what 3.0.0 computed, in float64."""
-    scale = np.float64(scale)
-    larger = scale * np.float64(np.float32(multiplier))
-    if ceiling is not None:
-        return np.float32(min(larger, ceiling))
-    return np.float32(larger if larger < 2.0**128 - 2.0**103 else scale)
-
-
-@pytest.mark.parametrize("ceiling", [None, 123456.789, 3e9, FLOAT32_MAX])
-@pytest.mark.parametrize("multiplier", [2.0, 2.0**127, 3.0, 1.5, 2.0**0.001])
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-def test_growth_and_backoff_are_those_of_3_0_to_the_bit(mode, multiplier, ceiling):
-    ends = [FLOAT32_TINY, 1.5 * FLOAT32_TINY, 1.0, 2.0**127, FLOAT32_MAX]
-    ends += [np.nextafter(np.float32(end), np.float32(1)) for end in ends]
-    halves = [FLOAT32_MAX / 2, 2.0**126, 2.0**24, 1e30]
-    some = np.exp2(np.random.default_rng(0).uniform(-126, 127.9, 200))
-    scales = np.array([*ends, *halves, *some], np.float32)
-    loss_scale = DynamicLossScale(
-        1, 1, multiplier, min_loss_scale=FLOAT32_TINY, max_loss_scale=ceiling
-    )
-
-    def both(scales, zeros):
-        state = SimpleNamespace(current_loss_scale=scales)
-        state.good_steps = state.bad_steps = zeros
-        rule = loss_scale.next_state
-        flags = tf.zeros_like(zeros) < 1, tf.zeros_like(zeros) > 0
-        return [rule(state, flag)["current_loss_scale"] for flag in flags]
-
-    both = compiled(both, mode)
-    grown, fallen = both(tf.constant(scales), tf.zeros(scales.shape, tf.int64))
-    wanted = [grown_as_by_3_0(scale, multiplier, ceiling) for scale in scales]
-    assert np.array_equal(grown.numpy().view(np.int32), np.array(wanted).view(np.int32))
-    wanted = np.maximum(scales / np.float32(multiplier), np.float32(FLOAT32_TINY))
-    assert np.array_equal(fallen.numpy().view(np.int32), wanted.view(np.int32))
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -154,16 +111,14 @@ def test_a_share_of_overflows_is_tolerated_as_by_fairseq(tolerance):
 
 #: Prints how many kilobytes of memory so many eager steps take.
 COUNTING = """
-import lossscale
+import lossscale, resource
 
 loss_scale = lossscale.DynamicLossScale(1024.0, increment_period=10**6)
 
 def memory_after(steps):
     for _ in range(steps):
         loss_scale.adjust(True)
-    with open("/proc/self/status") as file:
-        (line,) = [each for each in file if each.startswith("VmHWM")]
-    return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 before = memory_after(1000)
 print(memory_after(4000) - before)

@@ -44,7 +44,6 @@ def test_its_rule(name, mode):
 
 
 def restored(make, value):
-    """Returns a loss scale with a restored value."""
     loss_scale = make()
     if not hasattr(loss_scale, "current_loss_scale"):
         pytest.skip("its value is no variable")
@@ -84,12 +83,6 @@ def test_it_is_replaced_in_every_mode(name, mode, mirrored):
     assert scales == [float(make())]
 
 
-def test_call_gives_a_float32_scalar(make):
-    value = make()()
-    assert value.dtype == tf.float32
-    assert value.shape == ()
-
-
 @pytest.mark.smoke
 def test_config_through_json_is_the_constructors_arguments(make):
     first = follow(make(), RUN)
@@ -97,6 +90,7 @@ def test_config_through_json_is_the_constructors_arguments(make):
     second = type(first).from_config(config)
     assert second.get_config() == first.get_config() == make().get_config()
     assert state(second) == state(make())  # never the state
+    assert (second().dtype, second().shape) == (tf.float32, ())
     assert type(first)(**config).get_config() == config
     serialized = json.loads(json.dumps(lossscale.serialize(first)))
     for third in (lossscale.deserialize(serialized), lossscale.get(serialized)):
@@ -104,22 +98,15 @@ def test_config_through_json_is_the_constructors_arguments(make):
         assert third.get_config() == first.get_config()
 
 
-def attributes_with_variables(loss_scale):
-    """Returns pairs of an object and the name of one of its variables."""
-    loss_scale.keep_largest()
-    named = [(loss_scale, "last_largest")]
-    for module in (loss_scale, *loss_scale.submodules):
-        held = vars(module).items()
-        named += [(module, name) for name, v in held if isinstance(v, tf.Variable)]
-    return named
-
-
 def test_a_number_takes_no_variables_place(make):
     loss_scale = make()
-    named = attributes_with_variables(loss_scale)
-    held = [getattr(module, name) for module, name in named]
-    assert {id(v) for v in loss_scale.variables} < {id(v) for v in held}
-    for (module, name), variable in zip(named, held):
+    loss_scale.keep_largest()
+    named = [(loss_scale, "last_largest", loss_scale.last_largest)]
+    for module in (loss_scale, *loss_scale.submodules):
+        held = vars(module).items()
+        named += [(module, n, v) for n, v in held if isinstance(v, tf.Variable)]
+    assert {id(v) for v in loss_scale.variables} < {id(v) for _, _, v in named}
+    for module, name, variable in named:
         value = variable.numpy()
         for each in (value, value.tolist(), tf.constant(value), tf.identity(variable)):
             line = rf"`{name}` must be .* got .*\. Write loss_scale\.{name}\.assign\("

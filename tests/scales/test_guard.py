@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from guards import GUARDS, Judges, tiny
-from models import built, compiled
+from models import assert_same, built, compiled
 
 import lossscale
 from lossscale import (
@@ -132,25 +132,19 @@ def test_a_graph_gives_what_eager_mode_gives(make, scale, mode):
     assert mode == "session" or guarded.step.experimental_get_tracing_count() == 1
 
 
-def test_config_copy_and_checkpoint(make, tmp_path):
+def test_config_and_checkpoint(make, tmp_path):
     used = Guarded(SCALES["dynamic"], make)
     used.run(RUN)
     guard, fresh = used.guard, make()
     config = json.loads(json.dumps(lossscale.serialize(guard)))
-    custom = {type(guard).__name__: type(guard)}
-    loaded = lossscale.deserialize(config, custom)
+    loaded = lossscale.deserialize(config, {type(guard).__name__: type(guard)})
     assert type(loaded) is type(guard)
     assert loaded.get_config() == guard.get_config() == fresh.get_config()
+    assert_same(loaded.variables, fresh.variables)  # never the state
     path = tf.train.Checkpoint(guard=guard).write(str(tmp_path / "checkpoint"))
     tf.train.Checkpoint(guard=fresh).read(path).assert_consumed()
-    copied = copy.deepcopy(guard)
-    for other in (fresh, copied, lossscale.deserialize(config, custom)):
-        is_new = other not in (fresh, copied)
-        for mine, its, new in zip(guard.variables, other.variables, loaded.variables):
-            np.testing.assert_array_equal(
-                its.numpy(), (new if is_new else mine).numpy()
-            )
-    LossScaleEngine("dynamic", guard=copied)  # it belongs to nobody
+    assert_same(fresh.variables, guard.variables)
+    LossScaleEngine("dynamic", guard=copy.deepcopy(guard))  # it belongs to nobody
     made = LossScaleEngine("dynamic", guard=lossscale.serialize(SpikeGuard(window=4)))
     assert made.guard.window == 4
     variable = guard.variables[0]
@@ -188,17 +182,6 @@ def test_all_values_are_read_before_any_is_assigned(mode):
 
 
 # Who leaves a step out
-
-
-def test_simulate_replays_it():
-    found = lossscale.simulate(
-        DynamicLossScale(8.0),
-        guard=Judges(tiny),
-        is_finite=[True, False, True, True],
-        largest=[1.0, 0.25, 0.25, 1.0],
-    )
-    assert found.applied.tolist() == [True, False, False, True]
-    assert found.spikes.tolist() == [False, False, True, False]
 
 
 class Updates(DynamicLossScale):
@@ -410,6 +393,7 @@ def test_a_number_means_that_steps_are_checked(family):
     }
     found = lossscale.simulate(1, guard=Judges(tiny), largest=[1.0, 0.25, INF])
     assert found.applied.tolist() == [True, False, False]
+    assert found.spikes.tolist() == [False, True, False]
     assert lossscale.simulate(1, is_finite=[False]).applied.all()
     scale = FixedLossScale(1)  # an object says what it means
     with pytest.raises(ValueError, match="skip_nonfinite=True"):

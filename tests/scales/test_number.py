@@ -70,7 +70,6 @@ def noted():
 
 
 def eagerly_and_in_a_graph(function):
-    """Yields what a function returns, twice."""
     yield function()
     yield tf.function(function, autograph=False)()
 
@@ -133,9 +132,9 @@ def test_a_graph_follows_it(mirrored):
     assert set(map(float, mirrored.experimental_local_results(doubled))) == {16.0}
 
 
-@pytest.mark.parametrize("number", range(len(READ)))
-def test_a_number_is_read_eagerly_and_in_no_graph(noted, number):
-    (loss_scale, notes), (read, expected) = noted, READ[number]
+@pytest.mark.parametrize(("read", "expected"), READ)
+def test_a_number_is_read_eagerly_and_in_no_graph(noted, read, expected):
+    loss_scale, notes = noted
     found = read(loss_scale)
     assert (type(found), found) == (type(expected), expected)
     with pytest.raises((TypeError, AttributeError), match="Tensor"):

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from driving import run
+from driving import drive, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ def reference(config, flags):
     """Returns the scale after each step, from the rule as it is written down."""
     scale, good, bad, seen = config["initial_loss_scale"], 0, 0, []
     search, period = config.get("search_period"), config["increment_period"]
+    multiplier = float(np.float32(config["multiplier"]))
     cooldown, cooled = config.get("backoff_cooldown") or 0, 0  # the first step that may
     tolerance, steps, overflows = config.get("overflow_tolerance") or 0.0, 0, 0
     for done, is_finite in enumerate(flags):
@@ -30,11 +31,11 @@ def reference(config, flags):
             if good >= period:
                 good = steps = 0
                 bad = 0 if "growth" in config["hysteresis_reset"] else bad
-                grown = scale * config["multiplier"]
+                grown = scale * multiplier  # in float64, and rounded once
                 if config["max_loss_scale"] is not None:
-                    scale = min(grown, config["max_loss_scale"])
-                elif grown <= float(np.finfo(np.float32).max):
-                    scale = grown
+                    scale = float(np.float32(min(grown, config["max_loss_scale"])))
+                elif grown < 2.0**128 - 2.0**103:  # it is rounded down
+                    scale = float(np.float32(grown))
         else:
             good = 0
             bad += 1
@@ -43,13 +44,15 @@ def reference(config, flags):
             if bad >= config["hysteresis"] and done >= cooled and not is_tolerated:
                 steps = overflows = 0
                 cooled = done + 1 + cooldown
-                factor = config["backoff_factor"] or 1 / config["multiplier"]
-                scale = max(scale * factor, config["min_loss_scale"])
+                factor = config["backoff_factor"]
+                fallen = scale * factor if factor else scale / multiplier
+                scale = max(float(np.float32(fallen)), config["min_loss_scale"])
                 bad = 0 if "backoff" in config["hysteresis_reset"] else bad
         seen.append(scale)
     return seen
 
 
+MAX, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 RESETS = ["good", "growth", "backoff"]
 RATES = [0.2, 0.5, 0.8, 0.95]
 SUBSETS = [list(chosen) for n in range(4) for chosen in combinations(RESETS, n)]
@@ -110,6 +113,17 @@ def test_each_argument_as_the_reference(name):
     given = {n: v for n, v in ARGUMENTS.items() if name in (n, "all")}
     config = {**DynamicLossScale(2.0**8, 2).get_config(), **given}
     assert run(DynamicLossScale(**config), FLAGS) == reference(config, FLAGS)
+
+
+@pytest.mark.parametrize("ceiling", [None, 123456.789, MAX])
+@pytest.mark.parametrize("multiplier", [2.0**127, 3.0, 1.5, 2.0**0.001])
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_all_modes_round_as_the_reference(mode, multiplier, ceiling):
+    bounds = {"min_loss_scale": TINY, "max_loss_scale": ceiling}
+    scale = DynamicLossScale(np.float32(1.1), 1, multiplier, **bounds)
+    flags = [letter == "T" for letter in "T" * 90 + "F" * 170 + "T" * 20]
+    found, _ = drive(lambda: scale, flags, mode)
+    assert found == reference(scale.get_config(), flags)
 
 
 @pytest.mark.slow
