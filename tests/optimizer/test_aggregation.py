@@ -61,8 +61,8 @@ def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(family, way
     def step(grad):
         grads = [optimizer.scale_loss(grad)]
         if loop == "keras2":
-            grads = optimizer.get_unscaled_gradients(grads)
-            grads = [tf.clip_by_value(each, -4.0, 4.0) for each in grads]
+            (grad,) = optimizer.get_unscaled_gradients(grads)
+            grads = [tf.clip_by_value(grad, -4.0, 4.0)]
         optimizer.apply_gradients(zip(grads, [variable]))
 
     for grad, by, expected in (

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import (
-    assert_same,
-    data,
-    regression,
-    scale_state,
-    variable_of,
-    whole_state,
-)
+from models import assert_same, data, regression, scale_state, variable_of, whole_state
 
 from lossscale import DynamicLossScale, LossScaleOptimizer, LossScaleWarning
-
-QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 
 def only_keras3(family):
@@ -41,18 +33,14 @@ def test_the_state_of_a_model_is_got_and_set_as_a_tree(family, rng):
     if not hasattr(family.keras.Model, "get_state_tree"):
         pytest.skip("this Keras has no state tree")
     model = built(family)
+    model.optimizer.loss_scale.adjust(True)
+    tree, before = model.get_state_tree("numpy_array"), whole_state(model)
+    mine = tree["optimizer_variables"]["loss_scale_optimizer"]
+    assert (mine["current_loss_scale"], mine["good_steps"]) == (64.0, 1)
+    # Orbax saves no scalar of NumPy's that is a bool.
+    assert not any(isinstance(value, np.generic) for value in mine.values())
     model.run_eagerly = True
-    model.fit(*data(rng), **QUIET)
-    for value_format in ("backend_tensor", "numpy_array"):
-        tree = model.get_state_tree(value_format)["optimizer_variables"]
-        mine = tree["loss_scale_optimizer"]
-        assert np.array(mine["current_loss_scale"]) == 64.0
-        assert np.array(mine["good_steps"]) == 4
-        # Orbax saves no scalar of NumPy's that is a bool.
-        assert not any(isinstance(value, np.generic) for value in mine.values())
-    tree = model.get_state_tree("numpy_array")
-    before = whole_state(model)
-    model.fit(*data(rng), **QUIET)
+    model.train_on_batch(*data(rng, 16))
     model.optimizer.loss_scale.adjust(False)
     model.set_state_tree(tree)
     assert_same(whole_state(model), before)
@@ -105,7 +93,7 @@ class TestAnH5File:
         only_keras3(family)
         model = built(family)
         model.run_eagerly = True
-        model.fit(*data(rng), **QUIET)
+        model.train_on_batch(*data(rng, 16))
         model.optimizer.loss_scale.adjust(False)
         path = str(tmp_path / "model.h5")
         model.save(path)
@@ -160,35 +148,29 @@ class TestAnH5File:
         _, path = saved
         with h5py.File(path, "a") as file:
             weights = file["optimizer_weights"]
-            names = [str(name) for name in weights.attrs["weight_names"]]
-            if wrong == "more":
-                weights["loss_scale_optimizer/a_more"] = np.int64(0)
-                names.insert(6, "loss_scale_optimizer/a_more")
-            else:
-                names.pop(0)
-            weights.attrs["weight_names"] = [name.encode() for name in names]
+            names = [*weights.attrs["weight_names"]]
+            weights["loss_scale_optimizer/a_more"] = np.int64(0)
+            more = [*names[:6], "loss_scale_optimizer/a_more", *names[6:]]
+            weights.attrs["weight_names"] = more if wrong == "more" else names[1:]
         new = LossScaleOptimizer(family.optimizers.Adam(0.25), DynamicLossScale(64, 7))
         with pytest.warns(LossScaleWarning, match="`weights` must be the 8 values"):
             optimizer = family.keras.models.load_model(path).optimizer
         assert scale_state(optimizer) == scale_state(new)
-        assert [float(v.numpy()) for v in optimizer.inner_optimizer.variables] == [
-            0.0,
-            0.25,
-        ]
+        inner = optimizer.inner_optimizer.variables
+        assert [float(v.numpy()) for v in inner] == [0.0, 0.25]
 
 
 #: Of a gradient, and of its variable. Rows of a table are in test_engine.py.
 SHAPES = [([3], [1]), ([1], [3]), ([], [3]), ([3], [2, 3]), ([2, 1], [2, 3])]
 
 
-@pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize(("of_grad", "of_variable"), SHAPES)
 def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
-    family, kind, of_grad, of_variable
+    family, of_grad, of_variable
 ):
     def after_a_step(optimizer):
-        """Returns the variables after a step, and the error if there is one."""
-        ones = np.ones(of_variable, np.float32)
+        """Returns the values after a step, and the error if there is one."""
+        ones, error = np.ones(of_variable, np.float32), None
         found = [variable_of(family, [1.0, 2.0]), variable_of(family, ones, name="w")]
         if hasattr(optimizer, "build"):
             optimizer.build(found)
@@ -200,26 +182,20 @@ def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
 
         try:
             tf.function(step)()
-        except (ValueError, tf.errors.InvalidArgumentError) as error:
-            return found, error
-        return found, None
+        except (ValueError, tf.errors.InvalidArgumentError) as caught:
+            error = caught
+        return [variable.numpy() for variable in found], error
 
-    def made():
-        return getattr(family.optimizers, kind)(0.25)
-
-    bare, refused = after_a_step(made())
-    optimizer = LossScaleOptimizer(made(), DynamicLossScale(8.0))
+    bare, refused = after_a_step(family.optimizers.SGD(0.25))
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
     before = scale_state(optimizer)
-    found, error = after_a_step(optimizer)
-    if refused is None:
-        assert error is None
-        assert_same([v.numpy() for v in found], [v.numpy() for v in bare])
-        return
-    if of_variable != [1]:  # the inner optimizer might have broadcast it
+    values, error = after_a_step(optimizer)
+    if refused is None or of_variable != [1]:
         assert type(error) is type(refused)
-        return
-    with pytest.raises(ValueError, match=r"`grads` must .* got \(.*\) for 'w'"):
-        raise error
-    assert scale_state(optimizer) == before
-    np.testing.assert_array_equal(found[0].numpy(), [1.0, 2.0])
-    assert optimizer.iterations.numpy() == 0
+        if error is None:
+            assert_same(values, bare)
+    else:  # the inner optimizer might have broadcast it
+        assert re.search(r"`grads` must .* got \(.*\) for 'w'", str(error))
+        assert scale_state(optimizer) == before
+        assert values[0].tolist() == [1.0, 2.0]
+        assert optimizer.iterations.numpy() == 0

@@ -1,11 +1,10 @@
 """Layers and expressions in a small network: `fit` trains as the bare optimizer.
 
 A group of them is in one network, each in a branch of its own, between two layers
-without a bias: a bias's gradient is scaled whatever the layer does, and could speak for
-the weights'. Zeros, masks, copies, loops and complex numbers on the way forward are
-factors of the weights' gradients, so a wrong rule for any of them is a gradient that is
-divided twice, or never. The gradient of each expression is linear in what comes back:
-what is not, as a custom gradient that clips, trains otherwise when it is scaled.
+without a bias, whose gradient is scaled whatever the layer does. What is on the way
+forward is a factor of the weights' gradients, so that a wrong rule divides one twice,
+or never. The gradient of each expression is linear in what comes back: what is not, as
+a custom gradient that clips, trains otherwise when it is scaled.
 """
 
 from __future__ import annotations
@@ -61,26 +60,13 @@ KEEP = np.array([1, 0, 1, 1], np.float32)
 zeros = tf.zeros_like
 
 
-def of_width(x, result):
-    """Returns a result whose width TensorFlow has lost, with the one of `x`."""
-    return tf.reshape(result, [-1, x.shape[-1]])
+def of_width(result):
+    """Returns a result whose width TensorFlow has lost."""
+    return tf.reshape(result, [-1, FEATURES])
 
 
 def impute(x):
     return tf.where(tf.math.is_nan(x), zeros(x), x)
-
-
-def _loop(x):
-    def body(i, total):
-        return i + 1, total + x * tf.cast(i, x.dtype)
-
-    return tf.while_loop(lambda i, _: i < 3, body, (0, zeros(x)))[1]
-
-
-def _recurrence(x):
-    columns, start = tf.transpose(x), zeros(x[:, 0])
-    states = tf.scan(lambda state, each: tf.tanh(state + each), columns, start)
-    return tf.transpose(states)
 
 
 @tf.function
@@ -95,14 +81,14 @@ def _function(x):
 def _scattered_where(x):
     places = tf.where(x > 0)
     kept = tf.tensor_scatter_nd_update(zeros(x), places, tf.gather_nd(x, places))
-    return of_width(x, kept)
+    return of_width(kept)
 
 
 def _partitioned(x):
     numbers = tf.cast(x[:, 0] > 0, tf.int32)
     places = tf.dynamic_partition(tf.range(tf.shape(x)[0]), numbers, 2)
     parts = tf.dynamic_partition(x, numbers, 2)
-    return of_width(x, tf.dynamic_stitch(places, [parts[0], 2.0 * parts[1]]))
+    return of_width(tf.dynamic_stitch(places, [parts[0], 2.0 * parts[1]]))
 
 
 def _with_gradient(backward, forward=tf.identity):
@@ -141,7 +127,7 @@ GROUPS = {
         lambda x: x + tf.nn.relu(zeros(x) @ MATRIX),
     ],
     "moves": [
-        lambda x: of_width(x, tf.sparse.to_dense(tf.sparse.from_dense(x))),
+        lambda x: of_width(tf.sparse.to_dense(tf.sparse.from_dense(x))),
         _scattered_where,
         _partitioned,
         lambda x: tf.gather(x, [3, 0, 0], axis=1),
@@ -155,8 +141,12 @@ GROUPS = {
         lambda x: tf.quantization.fake_quant_with_min_max_args(x, -2, 2),
     ],
     "loops": [
-        _loop,
-        _recurrence,
+        lambda x: tf.while_loop(
+            lambda i, _: i < 3.0, lambda i, y: (i + 1.0, y + x * i), (0.0, zeros(x))
+        )[1],
+        lambda x: tf.transpose(
+            tf.scan(lambda state, each: tf.tanh(state + each), tf.transpose(x))
+        ),
         _function,
         lambda x: tf.cond(tf.reduce_sum(x) > -1e9, lambda: x, lambda: zeros(x)),
     ],
@@ -175,21 +165,20 @@ GROUPS = {
 }
 
 
-def of_layers(keras, shape):
-    """Returns a network with each layer for such inputs."""
-    layers, inputs, outputs = keras.layers, keras.Input(shape), []
+def of_layers(keras, shape, inputs):
+    """Yields the outputs of each layer for such inputs."""
+    layers = keras.layers
     for row in LAYERS[shape].strip().split("\n"):
         name = row.partition("(")[0]
         if has_ops(keras) or name not in FAIL_IN_KERAS_2:
             x = inputs if name in FIRST else layers.Dense(shape[-1], **PLAIN)(inputs)
             names = {"layers": layers, "PLAIN": PLAIN, "x": x}
             x = eval(f"layers.{row}", names)  # noqa: S307 - a row above
-            outputs.append(layers.Dense(1, **PLAIN)(layers.Flatten()(x)))
-    return keras.Model(inputs, layers.Concatenate()(outputs))
+            yield layers.Dense(1, **PLAIN)(layers.Flatten()(x))
 
 
-def of_expressions(keras, group):
-    """Returns a network with two layers behind each expression of a group."""
+def of_expressions(keras, group, inputs):
+    """Yields the outputs of two layers behind each expression of a group."""
 
     class Expression(keras.layers.Layer):
         def __init__(self, function):
@@ -199,27 +188,26 @@ def of_expressions(keras, group):
         def call(self, x):
             return self.function(x)
 
-    inputs, outputs = keras.Input((FEATURES,), batch_size=6), []
     for function in GROUPS[group]:
         x = inputs
         for width in (FEATURES, 1):
             x = keras.layers.Dense(width, **PLAIN)(Expression(function)(x))
-        outputs.append(x)
-    return keras.Model(inputs, keras.layers.Concatenate()(outputs))
+        yield x
 
 
 def fitted(family, group, wrap):
     """Returns a network's weights before and after `fit`, and our warnings."""
     seed_all(family.keras)  # initial weights, and masks that are drawn
-    rng = np.random.default_rng(5)
+    rng, keras = np.random.default_rng(5), family.keras
     if group in GROUPS:
-        model = of_expressions(family.keras, group)
-        x = rng.normal(size=(12, FEATURES)).astype(np.float32) / 2
+        x, branches = rng.normal(size=(12, FEATURES)) / 2, of_expressions
         x[1, 2] = 0.0
         x[2, 1] = np.nan if group == "imputes" else x[2, 1]
     else:
-        model = of_layers(family.keras, group)
-        x = rng.uniform(0.1, 0.9, (12, *group)).astype(np.float32)
+        x, branches = rng.uniform(0.1, 0.9, (12, *group)), of_layers
+    x, inputs = x.astype(np.float32), keras.Input(x.shape[1:], batch_size=6)
+    outputs = [*branches(keras, group, inputs)]
+    model = keras.Model(inputs, keras.layers.Concatenate()(outputs))
 
     def numbers():  # no counters
         weights = [np.array(weight) for weight in model.get_weights()]

@@ -72,7 +72,7 @@ def build(optimizer, variables):
 
 
 def data(rng, rows=64):
-    """Returns inputs and targets of a linear relation, in powers of two of noise."""
+    """Returns inputs and targets of a linear relation."""
     x = rng.normal(size=(rows, FEATURES)).astype(np.float32)
     y = x @ np.arange(1, FEATURES + 1, dtype=np.float32)[:, None] / 4
     return x, y.astype(np.float32)
@@ -83,26 +83,15 @@ def regression(
 ):
     """Returns a compiled two-layer network with fixed initial weights.
 
-    Args:
-      family: The Keras.
-      optimizer: An optimizer of it.
-      policy: The layers' dtype policy.
-      model_class: A subclass of this Keras's `Sequential`, None for itself.
-      **compile_arguments: For `compile`.
+    `model_class` is a subclass of this Keras's `Sequential`, None for itself.
     """
     keras = family.keras
     with policy_of(keras, policy):
-        model = (model_class or keras.Sequential)(
-            [
-                keras.Input((FEATURES,)),
-                keras.layers.Dense(8, activation="relu"),
-                keras.layers.Dense(1, dtype="float32"),
-            ]
-        )
-    rng = np.random.default_rng(3)
-    model.set_weights(
-        [rng.normal(size=w.shape).astype(np.float32) / 2 for w in model.get_weights()]
-    )
+        layers = [keras.Input((FEATURES,)), keras.layers.Dense(8, activation="relu")]
+        layers.append(keras.layers.Dense(1, dtype="float32"))
+        model = (model_class or keras.Sequential)(layers)
+    normal = np.random.default_rng(3).normal
+    model.set_weights([normal(size=w.shape) / 2 for w in model.get_weights()])
     loss = keras.losses.MeanSquaredError()
     model.compile(optimizer, loss=loss, **compile_arguments)
     return model

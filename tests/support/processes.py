@@ -62,22 +62,17 @@ def started(commands, folder, seconds, environments=None):
                 start_new_session=True,
             )
         processes.append(process)
-    barked = threading.Event()
-
-    def bark():
-        barked.set()
-        kill(processes)
-
-    watchdog = threading.Timer(seconds, bark)
+    watchdog = threading.Timer(seconds, kill, [processes])
     watchdog.start()
     try:
         yield processes
     finally:
+        hung = watchdog.finished.is_set()
         watchdog.cancel()
         kill(processes)
         for process in processes:
             process.communicate()
-    assert not barked.is_set(), f"hung\n{logs(folder)}"
+    assert not hung, f"hung\n{logs(folder)}"
 
 
 def kill(processes):

@@ -20,6 +20,7 @@ import benchmark
 import installed
 import strategies
 import tensorflow as tf
+from exact import of_loss
 from models import variable_of
 
 import lossscale
@@ -29,6 +30,17 @@ from lossscale.runtime.keras_versions import tensor_of
 RUN = [("none", None)] * 12
 RUN[5] = ("first", float("inf"))
 RUN[9] = ("last", float("nan"))
+SMALL, INF, NAN = 2.0**-20, float("inf"), float("nan")
+#: The loss and the gradient of each worker, step by step.
+TOLD = [
+    ([1.0, 1.0], [SMALL, -(2.0**-12)]),
+    ([1.0, 1.0], [SMALL, 2.0**-2]),
+    ([1.0, NAN], [SMALL, NAN]),  # a bad loss
+    ([1.0, 1.0], [SMALL, INF]),  # an overflow
+    ([1.0, NAN], [INF, NAN]),  # both: an overflow
+    ([1.0, INF], [SMALL, NAN]),
+    ([1.0, 1.0], [SMALL, 2.0**-30]),
+]
 
 
 def interrupted(strategy, family, given, resumes):
@@ -67,61 +79,30 @@ def half_batches(strategy, rank):
     return strategy.distribute_datasets_from_function(pipeline)
 
 
-def look(strategy, family, rank):
-    """Returns what a loss scale sees whose largest gradients are the last worker's."""
+def tell(strategy, family, rank):
+    """Returns what a loss scale learns of what only one of the workers sees."""
     with strategy.scope():
-        loss_scale = lossscale.HeadroomLossScale(2.0**10, half_life=1e4)
+        scale = lossscale.HeadroomLossScale(2.0**10, half_life=1e4)
         sgd = family.optimizers.SGD(1.0)
-        optimizer = lossscale.LossScaleOptimizer(sgd, loss_scale)
-        variable = variable_of(family, [1.0, 1.0])
-
-    def replica(grad):
-        grads = optimizer.get_unscaled_gradients([optimizer.scale_loss(grad)])
-        grads = [tf.clip_by_norm(grad, 2.0**-6) for grad in grads]
-        optimizer.apply_gradients(zip(grads, [variable]))
-
-    @tf.function
-    def step(grad):
-        strategy.run(replica, args=(grad,))
-
-    seen = []
-    for largest in (2.0**-12, 2.0**-2, float("nan"), 2.0**-30):
-        step(tf.constant([0.0, -largest if rank == 1 else 2.0**-20]))
-        state = (loss_scale.last_largest, loss_scale, loss_scale.skipped_steps)
-        seen.append([float(each.numpy()) for each in state])
-    return seen
-
-
-def bad_losses(strategy, family, rank):
-    """Returns a loss scale after bad losses and overflows on the last worker."""
-    with strategy.scope():
-        loss_scale = lossscale.DynamicLossScale(64.0)
-        sgd = family.optimizers.SGD(1.0)
-        optimizer = lossscale.LossScaleOptimizer(sgd, loss_scale, nonfinite_loss="skip")
+        optimizer = lossscale.LossScaleOptimizer(sgd, scale, nonfinite_loss="skip")
         variable = variable_of(family, [1.0, 1.0])
         optimizer.build([variable])
 
     def replica(loss, grad):
-        scale = optimizer.scale_loss(loss) / loss
-        optimizer.apply_gradients([(grad * scale, variable)])
+        grads = of_loss(optimizer.scale_loss, loss, [grad * tf.ones([2])])
+        grads = optimizer.get_unscaled_gradients(grads)
+        grads = [tf.clip_by_norm(grad, 2.0**-6) for grad in grads]
+        optimizer.apply_gradients(zip(grads, [variable]))
 
-    @tf.function
-    def step(loss, grad):
-        strategy.run(replica, args=(loss, grad))
-
-    nan, inf, seen = float("nan"), float("inf"), []
-    for losses, grads in (
-        ([1.0, 1.0], [0.5, 0.5]),
-        ([1.0, nan], [0.5, nan]),  # a bad loss
-        ([1.0, 1.0], [0.5, inf]),  # an overflow
-        ([1.0, nan], [inf, nan]),  # both: an overflow
-        ([1.0, inf], [0.5, nan]),
-    ):
-        step(tf.constant(losses[rank]), tf.constant(grads[rank]) * tf.ones([2]))
-        seen.append([float(loss_scale), float(loss_scale.skipped_steps.numpy())])
+    step, seen = tf.function(lambda *each: strategy.run(replica, each)), []
+    for losses, grads in TOLD:
+        step(tf.constant(losses[rank]), tf.constant(grads[rank]))
+        state = (scale.last_largest, scale, scale.skipped_steps)
+        seen.append([float(each.numpy()) for each in state])
     return {
         "seen": seen,
         "why": [why for _, why in optimizer.engine.record.skipped()[1]],
+        "crossings": benchmark.count(strategy, family, [(2,), (3, 4)]),
     }
 
 
@@ -143,13 +124,8 @@ def answer(strategy, family, given, way):
     """Returns what is seen one way."""
     if way == "failing-fits":
         return errors_of_fit(strategy, family, given.rank)
-    if way == "bad-losses":
-        return bad_losses(strategy, family, given.rank)
     if way == "tell":
-        return {
-            "looked": look(strategy, family, given.rank),
-            "crossings": benchmark.count(strategy, family, [(2,), (3, 4)]),
-        }
+        return tell(strategy, family, given.rank)
     if way == "fit":
         data = half_batches(strategy, given.rank)
         seen = strategies.fit(strategy, family, RUN, data)
