@@ -6,9 +6,18 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from installed import ROOT
 from limits import TENSORFLOW, skip_without
-from models import assert_same, data, differ, inner_variables, regression
+from models import (
+    FEATURES,
+    assert_same,
+    data,
+    differ,
+    inner_variables,
+    regression,
+    seed_all,
+)
 from pages import PAGES
 from processes import printed
 
@@ -60,6 +69,39 @@ def test_frozen_layers_and_what_fit_reports(family, rng):
     assert differ(model.get_weights()[2:], before[2:])
 
 
+@tf.custom_gradient
+def halved(x):
+    """Returns `x`, of which the gradient is halved."""
+    return x, lambda grad: grad / 2.0
+
+
+def test_what_fit_adds_to_the_loss_is_scaled_and_so_are_gradients_of_ones_own(
+    family, rng
+):
+    keras, layers = family.keras, family.keras.layers
+
+    class Adds(layers.Layer):
+        def call(self, x):
+            self.add_loss(0.25 * tf.reduce_mean(tf.square(x)))
+            return halved(tf.recompute_grad(tf.tanh)(x))
+
+    def trained(wrap):
+        seed_all(keras)
+        penalty = keras.regularizers.L2(0.125)
+        x = keras.Input((FEATURES,))
+        hidden = Adds()(layers.Dense(8, kernel_regularizer=penalty)(x))
+        model = keras.Model(x, {n: layers.Dense(1, name=n)(hidden) for n in "ab"})
+        losses, by = {"a": "mse", "b": "mse"}, {"a": 2.0, "b": 0.5}
+        model.compile(wrap(family.optimizers.SGD(0.125)), losses, loss_weights=by)
+        for _ in range(2):
+            model.train_on_batch(inputs, targets, sample_weight=weights)
+        return model.get_weights()
+
+    inputs, y = data(rng)
+    targets, weights = {"a": y, "b": 2.0 * y}, {"a": y[:, 0] ** 2, "b": y[::-1, 0] ** 2}
+    assert_same(trained(lambda inner: inner), trained(LossScaleOptimizer))
+
+
 DETERMINISTIC = """
 import sys
 import numpy as np
@@ -107,7 +149,12 @@ HELD_BY = {
     "`enable_op_determinism()`": "enable_op_determinism()  # for",
     "Sparse gradients (`Embedding`)": "tf.gather(values[1], [1, 3, 1])",
     "Gradients that are `None`": '"a gradient that is None"',
-    "Frozen layers": "model.layers[0].trainable = False",
+    "Frozen layers, `enable_lora`": "model.layers[0].trainable = False",
+    "`sample_weight`, `class_weight`, `loss_weights`, `add_loss`, regularizers": (
+        "loss_weights=by)"
+    ),
+    "`tf.recompute_grad`, `tf.custom_gradient`": "halved(tf.recompute_grad(tf.tanh)",
+    "`train_on_batch`": "model.train_on_batch(inputs, targets",
     '`quantize("float8")` (Keras 3)': '].quantize("float8")',
     "Several optimizers": '"a shared loss scale"',
     "The loss that `fit` reports": "model.evaluate(x, y, verbose=0), rel",

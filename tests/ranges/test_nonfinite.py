@@ -259,6 +259,20 @@ def test_forward_and_gradient_ranges_see_the_layers_of_a_step_of_ones_own(family
     assert any("output of bad" in name for name in names)
 
 
+def test_a_loss_that_overflows_by_its_many_rows_is_found(family):
+    def summed(y, predicted):
+        return tf.reduce_sum(tf.cast(predicted - y, tf.float16))
+
+    keras = family.keras
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(family.optimizers.SGD(), summed)
+    x = np.full([256, 1], 1000.0, np.float32)
+    model.set_weights([np.ones([1, 1]), np.zeros([1])])
+    assert find_nonfinite(model, x, 0.0 * x).where == "loss"
+    found = find_nonfinite(model, x, 0.0 * x, batch_size=32)
+    assert "In this batch of 32 rows the loss is finite" in str(found)
+
+
 def test_a_thread_that_trains_meanwhile_is_not_stopped(family):
     """Optimizers' methods are replaced in their classes, for one thread only."""
     other, *batch = made(family, HEALTHY["where(log)"])
