@@ -116,7 +116,6 @@ UNSCALED, APPLIED, AS_IT_CAME, BOTH = "unscale a", "apply a", "apply b", "apply 
 def test_one_list_of_a_loss_is_unscaled_and_the_other_is_not(family, order):
     trained = Trained(family, sizes=(4, 9))
     optimizer, (first, second) = trained.optimizer, trained.variables
-    trained.build()
 
     @tf.function
     def step(factor):

@@ -32,7 +32,6 @@ def wrap(generation, inner=None, **options):
     trained = Trained(generation, **options)
     if inner is not None:
         trained.optimizer = LossScaleOptimizer(inner, **options)
-    trained.build()
     return trained
 
 

@@ -201,7 +201,6 @@ def test_on_two_replicas_outside_of_the_scope(family, mirrored):
     skip_without("adding up over replicas", family)
     with mirrored.scope():
         trained = Trained(family, DynamicLossScale(S), communication_dtype="float16")
-        trained.build()
 
     def on_each(factor):
         take(trained, last_replica_gets(factor, 0.5))

@@ -18,7 +18,6 @@ from lossscale.provenance.walk import notes_of
 def test_gradients_know_the_loss_they_are_of(family, mode, dtype):
     """Eager mode multiplies before the product is noted, in a wider dtype too."""
     trained = Trained(family)
-    trained.build()
     (variable,) = trained.variables
     division, found = trained.optimizer.engine.division, []
 

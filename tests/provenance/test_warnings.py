@@ -93,7 +93,6 @@ loss + tf.cond(x > 0.0, lambda: scale(total), lambda: w[0])
 def told(family, expression, mode="graph"):
     """Returns the warnings of two steps that differentiate an expression."""
     trained = Trained(family)
-    trained.build()
     scale, other = trained.optimizer.scale_loss, DynamicLossScale(S)
     names = {"tf": tf, "scale": scale, "S": trained.optimizer.loss_scale}
     names["held"] = tf.Variable(0.0, trainable=False)
@@ -140,7 +139,6 @@ def test_eager_mode_names_a_penalty_too_and_what_to_write(family):
 
 def test_decay_that_is_added_to_scaled_gradients_is_told_of(family):
     trained = Trained(family)
-    trained.build()
 
     @tf.function
     def step():

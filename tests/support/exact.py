@@ -31,10 +31,6 @@ class Trained:
             variable_of(family, np.full([size], START, np.float32), name=f"v{i}")
             for i, size in enumerate(sizes)
         ]
-        self.build()
-
-    def build(self):
-        """Makes them known to the optimizer all at once, which new ones want."""
         self.optimizer.build(self.variables)
 
     def scaled(self, factor):
