@@ -166,7 +166,7 @@ def test_each_fault_is_named_once(anywhere):
     assert "The loss itself is NaN" in nan
     assert " and 1 more." in nan  # of six weights
     assert len([text for text in messages if text.startswith("Epoch 1: 1 step")]) == 1
-    (of_statistics,) = [text for text in messages if "are not trained" in text]
+    (of_statistics,) = [text for text in messages if "Non-trainable" in text]
     assert "norm/moving_variance (NaN), norm/moving_mean (NaN)" in of_statistics
     assert len(messages) == 5
 
