@@ -6,81 +6,82 @@ test_routes.py.
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import tensorflow as tf
 from exact import of_loss
 from models import build, inner_variables, variable_of
 
 from lossscale import DynamicLossScale, LossScaleEngine, LossScaleOptimizer, SpikeGuard
-from lossscale.optimizer.pending import StepState
 from lossscale.runtime import keras_versions
 
 INF, NAN = float("inf"), float("nan")
-#: By letter the loss and the gradient of a step: good, a bad loss, an overflow.
-STEPS = {"T": (1.0, 1.0), "N": (NAN, NAN), "O": (1.0, INF)}
+#: By letter the loss and the gradient of a step: good, a bad loss, an overflow, and
+#: one that a guard leaves out.
+STEPS = {"T": (1.0, 1.0), "N": (NAN, NAN), "O": (1.0, INF), "S": (1.0, 2.0**9)}
 SKIPS = {"nonfinite_loss": "skip"}
 
 
-def gradients(scale, letter):
-    """Returns the gradients of a scaled loss, of one weight."""
-    loss, grad = STEPS[letter]
-    return of_loss(scale, tf.constant(loss), [tf.constant([grad])])
+def two_optimizers(family):
+    """Returns two that share a loss scale, by name, a step of each, and what it left.
 
-
-def two_optimizers(family, guard=None):
-    """Returns two that share a loss scale, by name, a step, and what it has left.
-
-    The step takes a letter and a number: the second applies in every third step only.
+    The second one applies in every third step only.
     """
-    scale, variables = DynamicLossScale(2.0**4, 3, search_period=1), {}
-    optimizers = {
-        name: LossScaleOptimizer(family.optimizers.SGD(0.0), scale, guard=one, **SKIPS)
-        for name, one in (("first", None), ("second", guard))
-    }
-    for name, optimizer in optimizers.items():
-        variables[name] = variable_of(family, [1.0])
-        build(optimizer, [variables[name]])
+    scale, optimizers = DynamicLossScale(2.0**4, 3, search_period=1), {}
 
-    def step(letter, number):
-        name = "second" if number % 3 == 2 else "first"
-        grads = gradients(optimizers[name].scale_loss, letter)
-        grads = optimizers[name].get_unscaled_gradients(grads)
-        optimizers[name].apply_gradients([(grads[0], variables[name])])
+    def step_of(name, guard):
+        inner, variable = family.optimizers.SGD(0.0), variable_of(family, [1.0])
+        optimizer = LossScaleOptimizer(inner, scale, guard=guard, **SKIPS)
+        optimizers[name] = optimizer
+        build(optimizer, [variable])
 
-    return optimizers, step, lambda: [v.numpy().tolist() for v in scale.variables]
+        def step(loss, grad):
+            grads = of_loss(optimizer.scale_loss, loss, [grad])
+            grads = optimizer.get_unscaled_gradients(grads)
+            optimizer.apply_gradients([(grads[0], variable)])
+
+        return step
+
+    first, second = step_of("first", None), step_of("second", SpikeGuard(window=4))
+    return optimizers, [first, first, second], scale
 
 
 def an_engine(_):
     scale = DynamicLossScale(2.0**4, 1000, search_period=1)
     engine, variable = LossScaleEngine(scale, **SKIPS), tf.Variable([1.0])
 
-    def step(letter, _):
-        engine.apply(gradients(engine.scale_loss, letter), [variable], lambda *_: None)
+    def step(loss, grad):
+        grads = of_loss(engine.scale_loss, loss, [grad])
+        engine.apply(grads, [variable], lambda *_: None)
 
-    return {"engine": engine}, step, lambda: float(scale)
+    return {"engine": engine}, [step] * 3, scale
+
+
+def taken(steps, scale, letters, first=0):
+    """Takes steps from one on, and returns the state of the loss scale after each."""
+    states = []
+    for number, letter in enumerate(letters[first:], first):
+        loss, grad = STEPS[letter]
+        steps[number % 3](tf.constant(loss), tf.constant([grad]))
+        states.append([float(scale), *(v.numpy().tolist() for v in scale.variables)])
+    return states
 
 
 @pytest.mark.parametrize("made", [two_optimizers, an_engine])
 def test_a_run_that_is_cut_between_two_steps_is_the_run(family, tmp_path, made):
-    letters = random.Random(3).choices("TNO", (4, 12, 1), k=48)  # noqa: S311 - no secret
-
-    def take(step, left, first, last):
-        """Returns what each step has left."""
-        return [step(letters[n], n) or left() for n in range(first, last)]
-
+    # So many that the level of bad losses is known at the cuts, and decides after them.
+    letters, cuts = "TTTTTTNNNNNNNNNNNNTTTNNNNNNNNNOTSTTT", (0, 9, 21, 30)
     (held, *run), (used, *resumed), whole = made(family), made(family), []
-    for number in range(0, 48, 6):
+    for number, end in zip(cuts, (*cuts[1:], len(letters))):
         tf.train.Checkpoint(**held).write(str(tmp_path / str(number)))
-        whole += take(*run, number, number + 6)
-    assert len({str(each) for each in whole}) > 4
-    for number in range(0, 48, 6):  # each time after other steps
+        whole += taken(*run, letters[:end], number)
+    assert len({scale for scale, *_ in whole}) > 4
+    for number in cuts[1:]:  # each time after other steps
         tf.train.Checkpoint(**used).read(str(tmp_path / str(number))).expect_partial()
-        assert take(*resumed, number, 48) == whole[number:], number
+        assert taken(*resumed, letters, number) == whole[number:], number
 
 
-#: Names of variables that a step uses and no file holds.
+#: Names of variables that a step uses and no file holds. None decides a later step: the
+#: run above goes on from a file whatever they are.
 NOT_SAVED = {
     # The state of a step that has begun.
     "pending",
@@ -107,15 +108,10 @@ def test_what_no_file_holds(family):
         return created[-1]
 
     with tf.variable_creator_scope(creator):
-        optimizers, take, _ = two_optimizers(family, SpikeGuard(window=4))
-
-    @tf.function
-    def step():
-        take("T", 1)
-        take("T", 2)
-
-    concrete = step.get_concrete_function()
-    handles = {id(each) for each in concrete.captured_inputs}
+        optimizers, steps, _ = two_optimizers(family)
+    like = tf.TensorSpec([]), tf.TensorSpec([1])
+    concrete = [tf.function(step).get_concrete_function(*like) for step in steps[1:]]
+    handles = {id(handle) for each in concrete for handle in each.captured_inputs}
     used = {id(v): v for v in created if id(v.handle) in handles}
     saved = []
     for optimizer in optimizers.values():
@@ -127,21 +123,3 @@ def test_what_no_file_holds(family):
     # A checkpoint holds a legacy optimizer's arguments, which are variables, too.
     of_config = set(optimizers["first"].inner_optimizer.get_config())
     assert {v.name.split(":")[0] for v in used.values()} - of_config == NOT_SAVED
-
-
-def test_nothing_that_no_file_holds_decides_a_later_step(family):
-    """Each has any value here before a step that begins after a file was read."""
-    (changed, *run), (_, *expected) = (
-        two_optimizers(family, SpikeGuard(window=4)) for _ in range(2)
-    )
-
-    def take(step, left, letters):
-        return [step(letter, n) or left() for n, letter in enumerate(letters)]
-
-    assert take(*run, "TTTTNNNTT") == take(*expected, "TTTTNNNTT")
-    engine = changed["second"].engine
-    kept = {**engine.record.kept, "last_largest": engine.loss_scale.last_largest}
-    for name, variable in kept.items():
-        if name not in {*vars(StepState()), "overflow_seen"}:
-            variable.assign(tf.ones_like(variable) * 3)
-    assert take(*run, "TNTNNNNTNNNT") == take(*expected, "TNTNNNNTNNNT")

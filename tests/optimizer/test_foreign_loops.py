@@ -137,6 +137,22 @@ def test_one_list_of_a_loss_is_unscaled_and_the_other_is_not(family, order):
     assert trained.state()[2] == order.count(APPLIED) + 1
 
 
+def test_the_fault_of_a_list_is_not_told_of_a_variable_of_another_one(family):
+    trained = Trained(family, sizes=(4, 4))
+    trained.build()
+
+    @tf.function
+    def step():
+        one, two = trained.scaled(0.5)
+        first, _ = trained.optimizer.get_unscaled_gradients([one, INF * two])
+        _, second = trained.unscaled(0.5)
+        trained.apply([first, second])
+
+    step()
+    assert trained.subtracted() == [0.0, 0.0]
+    assert trained.optimizer.nonfinite_gradients() == []
+
+
 @pytest.mark.peer_defect(8)
 def test_apply_is_traced_before_anything_was_scaled(family, trained):
     """Its gradients are arguments: what Keras's own `apply` does is done.
