@@ -162,14 +162,6 @@ def test_other_values_that_are_refused(error, name, values, call):
         refuses(error, name, value, call)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
-)
-def test_a_config_with_other_arguments_is_refused_by_the_class(settings):
-    with pytest.raises(TypeError, match=r"argument|keyword"):
-        lossscale.get({"class_name": "FixedLossScale", "config": settings})
-
-
 def test_optimizers_of_a_monitor_have_names():
     words = r"`optimizers` must be a lossscale.LossScaleOptimizer, .* dict .* by name"
     with pytest.raises(TypeError, match=words):
@@ -197,6 +189,7 @@ CALLS = {
     "Did you mean 'SpikeGuard'": lambda: lossscale.SpikeGard,
     "Did you mean 'raise'": lambda: LossScaleMonitor(on_stall="rais"),
     "Did you mean 'patience'": lambda: LossScaleMonitor(pacience=3),
+    "argument 'value'": lambda: fixed(lossscale.get)({"value": 8}),
     "takes no argument 'bogus'": lambda: LossScaleMonitor(bogus=1),
     "Did you mean 'skip'": lambda: LossScaleEngine(nonfinite_loss="skp"),
     # Numbers too long for Python to show.

@@ -27,12 +27,6 @@ def test_what_is_run_is_there():
         assert (ROOT / path).exists(), path
 
 
-def test_no_two_files_of_tests_have_one_name():
-    """Without packages pytest takes them for the same module, and runs nothing."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(names) == len({*names})
-
-
 def test_the_workflows_run_what_ci_does():
     halves = {"tests/optimizer"}  # what `.ci/run` runs beside the rest
     assert paths(RUN) - halves == paths(WORKFLOWS["tests"])

@@ -6,6 +6,8 @@ behind a `print`.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from textwrap import indent
 
@@ -14,7 +16,7 @@ import pages
 import pytest
 from installed import families
 from limits import TENSORFLOW, skip_without
-from models import assert_same, inner_variables
+from models import assert_same, data, inner_variables, regression
 from pages import block_of
 from processes import printed
 
@@ -28,10 +30,13 @@ def count(*variables):
     return [int(variable.numpy()) for variable in variables]
 
 
+def inner_state(optimizer):
+    return [np.array(each.numpy()) for each in inner_variables(optimizer)]
+
+
 def state(model):
     """Returns what training has changed in a model and in its inner optimizer."""
-    inner = [np.array(each.numpy()) for each in inner_variables(model.optimizer)]
-    return [*model.get_weights(), *inner]
+    return [*model.get_weights(), *inner_state(model.optimizer)]
 
 
 def is_same(one, other):
@@ -46,7 +51,6 @@ def are_finite(arrays):
 
 #: What they begin with: a model of one layer, 128 rows, and how models are made.
 LOOP = """\
-import copy, pickle
 import numpy as np
 import tensorflow as tf
 import lossscale
@@ -345,31 +349,25 @@ COPIES = {
 
 @pytest.mark.skipif(TENSORFLOW < (2, 15), reason="Keras changed what it copies")
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
-@pytest.mark.parametrize("route", COPIES)
-def test_pickle_and_copies_keep_what_they_keep_of_a_bare_optimizer(run, family, route):
+def test_pickle_and_copies_keep_what_they_keep_of_a_bare_optimizer(family, rng):
     number = ["keras3", "keras2-new", "keras2-legacy"].index(family.name)
-    kept, adam = COPIES[route][number], family.optimizers.Adam
-    scale = lossscale.DynamicLossScale(2.0**10, 3)
+    adam, scale = family.optimizers.Adam, lossscale.DynamicLossScale(2.0**10, 3)
     for optimizer in (adam(0.1), lossscale.LossScaleOptimizer(adam(0.1), scale)):
-        program = f"""\
-keras.mixed_precision.set_global_policy("float32")
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-model.compile(optimizer, "mse", run_eagerly=True)
-model.fit(x, x[:, :1], batch_size=32, verbose=0)
-found = {route}
-"""
-        if kept is None:
-            with pytest.raises(Exception):  # noqa: B017, PT011 - Python's or Keras's
-                run(LOOP + program, optimizer=optimizer)
-            continue
-        found, (of_inner, of_scale) = run(LOOP + program, optimizer=optimizer), kept
-        copied = found["found"]
-        assert count(copied.iterations) == [4 if of_inner else 0]
-        if of_inner:
-            assert_same(*[inner_variables(each) for each in (optimizer, copied)])
-        if hasattr(copied, "loss_scale"):
-            assert float(copied.loss_scale) == (2.0**11 if of_scale else 2.0**10)
-            assert copied.loss_scale is not scale
+        model = regression(family, optimizer, run_eagerly=True)
+        model.fit(*data(rng), batch_size=16, verbose=0)
+        names = {"model": model, "copy": copy, "pickle": pickle}
+        for route, kept in COPIES.items():
+            if kept[number] is None:
+                with pytest.raises(Exception):  # noqa: B017, PT011 - Python's or Keras's
+                    eval(route, names)  # noqa: S307 - our own
+                continue
+            copied, (of_inner, of_scale) = eval(route, names), kept[number]  # noqa: S307
+            assert count(copied.iterations) == [4 if of_inner else 0]
+            if of_inner:
+                assert_same(*map(inner_state, (optimizer, copied)))
+            if hasattr(copied, "loss_scale"):
+                assert float(copied.loss_scale) == 2.0 ** (11 if of_scale else 10)
+                assert copied.loss_scale is not scale
 
 
 @pytest.mark.slow

@@ -368,7 +368,6 @@ def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mode, mirrored):
 
     def on_replica(fed):
         factor = last_replica_gets(fed, 0.25)
-
         pairs = optimizer.compute_gradients(lambda: weight * factor, [weight])
         pairs = clipped(pairs) if clips else pairs
         return optimizer.apply_gradients(pairs, global_step=count)
@@ -389,22 +388,6 @@ def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mode, mirrored):
             for variable_of_all, expected in zip(seen, after):
                 for each in strategy.experimental_local_results(variable_of_all):
                     assert run.value(each).tolist() == expected
-
-
-@needs_eager
-def test_gradients_that_add_up_to_an_overflow_are_skipped(mirrored):
-    count = mirrored.num_replicas_in_sync
-    with mirrored.scope():
-        weight, optimizer = tf.Variable(1.0), sgd()
-        with pytest.raises(ValueError, match="replica context"):
-            optimizer.apply_gradients([(tf.constant(1.0), weight)])
-
-    def on_replica(value):
-        optimizer.apply_gradients([(tf.fill([], value), weight)])
-
-    for value, expected in ((3e38, 1.0), (0.25, 1 - count * 0.25)):
-        mirrored.run(on_replica, (value,))
-        assert weight.numpy() == expected
 
 
 # What is refused, and TensorFlow's rewrite of graphs to float16.

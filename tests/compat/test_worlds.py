@@ -184,8 +184,7 @@ def estimated(wrap, folder, *runs):
         del features
         weight = v1.get_variable("weight", [2], initializer=v1.ones_initializer())
         loss = tf.reduce_sum((weight * labels - 3.0) ** 2)
-        step = v1.train.get_global_step()
-        op = wrap(OPTIMIZERS["Adam"]()).minimize(loss, step)
+        op = wrap(OPTIMIZERS["Adam"]()).minimize(loss, v1.train.get_global_step())
         return v1.estimator.EstimatorSpec(mode, loss=loss, train_op=op)
 
     estimator = v1.estimator.Estimator(model_fn, str(folder))
