@@ -139,7 +139,6 @@ def test_one_list_of_a_loss_is_unscaled_and_the_other_is_not(family, order):
 
 def test_the_fault_of_a_list_is_not_told_of_a_variable_of_another_one(family):
     trained = Trained(family, sizes=(4, 4))
-    trained.build()
 
     @tf.function
     def step():

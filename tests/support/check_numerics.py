@@ -47,7 +47,6 @@ def alone(make, mode):
 def trained(family, mode, options):
     """Takes steps of both kinds of loop."""
     one = Trained(family, DynamicLossScale(), (2,), **options)
-    one.build()
 
     def step(x, unscales):
         one.apply(clip(one.unscaled(x)) if unscales else one.scaled(x))
