@@ -27,8 +27,9 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * len(DEVICES),
 )
-# The machine's two cores run two tests at a time.
-tf.config.threading.set_intra_op_parallelism_threads(1)
+# The machine's two cores run two tests at a time. Processes that tests start know it,
+# too.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 # A strategy's replicas are threads at each call or trace. TensorFlow looks at once
 # whether they have ended, often too early, and then again a second later.
