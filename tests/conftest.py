@@ -1,7 +1,5 @@
 """The fixtures of all tests: one strategy, every Keras that is installed, numbers."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import runpy

@@ -1,7 +1,5 @@
 """What bad input gets: a message with the argument, what came and the fix, at once."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import contextmanager
 from decimal import Decimal

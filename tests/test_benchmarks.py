@@ -3,8 +3,6 @@
 Nothing here looks at a time: machines are as busy as they are.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -4,8 +4,6 @@ It needs Chromium, its driver, Sphinx and selenium: on Debian and Ubuntu
 `apt-get install chromium chromium-driver`, and `pip install ".[docs,test]"`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The pages as their readers see them: rendered, linked, and read on two replicas."""
 
-from __future__ import annotations
-
 import re
 
 import pages

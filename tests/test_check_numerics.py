@@ -4,8 +4,6 @@ It stops a run at each infinity and NaN, so none of our operations makes one of 
 numbers: support/check_numerics.py. An overflow of scaled gradients stops it, too.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """What runs when: noxfile.py, .ci/run, the workflows and CONTRIBUTING.md agree."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

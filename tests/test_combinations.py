@@ -1,7 +1,5 @@
 """What is left out of quick and slow tests only combines anew what they have."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

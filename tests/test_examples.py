@@ -1,7 +1,5 @@
 """The examples: what each prints, and that it draws its picture."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

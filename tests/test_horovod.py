@@ -3,8 +3,6 @@
 Elsewhere Horovod is not installed. It is 0.28.1 with gloo, which knows Keras 2 only.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

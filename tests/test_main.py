@@ -1,7 +1,5 @@
 """`python -m lossscale`: what it says, also where a Keras is missing or broken."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

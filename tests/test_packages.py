@@ -1,7 +1,5 @@
 """Packages: imports point one way, and each `__init__.py` lists every module."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

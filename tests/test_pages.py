@@ -1,7 +1,5 @@
 """The README and docs/: programs print what is shown, links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

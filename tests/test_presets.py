@@ -1,7 +1,5 @@
 """The presets: the table, what it asks for, how it is taken."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What users write and what files name: it is meant to be so, and stays so."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -4,8 +4,6 @@ What a page shows of a program is taken from the page. What a program prints sta
 behind a `print`.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -3,8 +3,6 @@
 test_horovod.py runs that of Horovod.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

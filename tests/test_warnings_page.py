@@ -1,7 +1,5 @@
 """docs/warnings.md: an entry for each warning, by the words that it begins with."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/works-with.md: a test for each row of its table, here or elsewhere."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small BERT of KerasHub, on Keras 3, and the last of transformers for TensorFlow."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

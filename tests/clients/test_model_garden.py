@@ -1,7 +1,5 @@
 """Model Garden's `configure_optimizer`, and a loop that Orbit's controller drives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

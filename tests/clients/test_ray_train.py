@@ -1,7 +1,5 @@
 """Ray Train: two workers, of which one overflows."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The LossScaleManager family: contrib's names, signatures and meaning."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -5,8 +5,6 @@ The first programs are those of TensorFlow's own suites: 1.15's
 `python/training/experimental/loss_scale_optimizer_test.py`.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

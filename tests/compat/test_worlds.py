@@ -4,8 +4,6 @@ A world is a process's, so the slow test starts one for each, and runs there wha
 `tests/compat` holds: all with the newest TensorFlow, a few programs with older ones.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses are scaled, gradients unscaled, and the greatest magnitude is found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Bundles cross replicas whole; sums of duplicate rows. test_step.py has the checks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import strategies

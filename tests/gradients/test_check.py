@@ -3,8 +3,6 @@
 Small gradients packed into few tensors come out as they went in.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where a monitor is tested: on one device, and on two."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches whose loss was not finite are named, as `fit` counts them, once per epoch."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

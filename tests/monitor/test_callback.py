@@ -1,7 +1,5 @@
 """LossScaleMonitor in `fit`: what it shows, and what it says, on every Keras."""
 
-from __future__ import annotations
-
 import csv
 import re
 

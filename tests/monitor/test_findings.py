@@ -1,7 +1,5 @@
 """Each finding and each cause, called without a `fit`, and how often one is said."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

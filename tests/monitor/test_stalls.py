@@ -1,7 +1,5 @@
 """The rule by which a monitor speaks: driven by real loss scales, read now and then."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """restore_statistics: what a bad batch leaves in a model is put back, on each Keras."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

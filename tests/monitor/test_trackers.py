@@ -1,7 +1,5 @@
 """Trackers of experiments: what their callbacks store of LossScaleMonitor's logs."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

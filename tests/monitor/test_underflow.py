@@ -1,7 +1,5 @@
 """The largest gradient and its headroom, in logs and in advice."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

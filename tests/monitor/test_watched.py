@@ -1,7 +1,5 @@
 """A model with several optimizers: each is watched, under its own name."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures of the tests of optimizers."""
 
-from __future__ import annotations
-
 import pytest
 from exact import Trained, sharing
 

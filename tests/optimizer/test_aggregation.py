@@ -4,8 +4,6 @@ Legacy optimizers take `gradient_aggregator=`; any subclass in Keras 2 may
 have its own way.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -5,8 +5,6 @@ before it was scaled, unless there are too many of them. How many that are is th
 of scales/test_ignored_losses.py.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Of small powers of two float16 holds every sum, so that weights must equal those
 replica without a wrapper to the last bit. Where it does not, the error is bounded.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import strategies

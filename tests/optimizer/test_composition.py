@@ -5,8 +5,6 @@ bit-equal to the bare optimizer's. A step that overflowed must change nothing at
 and the steps after it must be what they would have been without it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

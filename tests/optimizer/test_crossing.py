@@ -4,8 +4,6 @@ All runs are finite and all scales are powers of two, so that an optimizer witho
 scaling comes to the same bits. Files of older versions are in test_old_files.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from exact import heard

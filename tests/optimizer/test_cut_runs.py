@@ -4,8 +4,6 @@ Here of optimizers that share a loss scale, and of an engine: a model's run is i
 test_routes.py.
 """
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from exact import of_loss

@@ -4,8 +4,6 @@ Its steps in every mode are in scales/test_guard.py, and runs that go on from it
 checkpoint in test_cut_runs.py. A wrapper holds an engine, so the rest is in all tests.
 """
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from exact import clip, gradients, heard

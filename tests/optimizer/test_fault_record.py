@@ -1,7 +1,5 @@
 """Why a step was skipped: which gradients, infinity, NaN or a spike, on any replica."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

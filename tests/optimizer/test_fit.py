@@ -1,7 +1,5 @@
 """LossScaleOptimizer in `compile` and `fit`, on every Keras."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

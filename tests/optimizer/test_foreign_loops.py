@@ -4,8 +4,6 @@ What was subtracted from a weight tells by what its gradient was divided, see ex
 No loop here may be warned of, unless its test says so.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 

@@ -4,8 +4,6 @@ The attributes are listed by themselves: one that a new Keras adds fails these t
 until it is known whether the wrapper, the inner optimizer or the loss scale answers.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 

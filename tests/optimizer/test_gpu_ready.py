@@ -1,7 +1,5 @@
 """The step can run on a GPU: shown from the kernels that TensorFlow has, and by one."""
 
-from __future__ import annotations
-
 import re
 
 import exact

@@ -3,8 +3,6 @@
 That files, copies and configs hold it is in test_routes.py.
 """
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

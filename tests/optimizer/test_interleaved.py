@@ -6,8 +6,6 @@ Between the parts the other optimizer may scale, unscale and apply, so that the 
 scale moves. Each true gradient is a power of two: see exact.py.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -4,8 +4,6 @@ What holds for every Keras is in the other files, where a mark says which tests 
 quick with Keras 2, too: `each_keras`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Arguments, configs and states of Keras's own wrappers are taken as they are there."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Keras's own calls, and optimizers of the user's that Keras calls as they are."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

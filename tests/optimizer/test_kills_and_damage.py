@@ -6,8 +6,6 @@ HDF5 has none: a bit that flips within the numbers of an .h5 file is read as it 
 With LOSSSCALE_SOAK=1 more processes are killed, and the runs are longer.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

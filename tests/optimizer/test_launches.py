@@ -3,8 +3,6 @@
 Counted in the graph that the newest TensorFlow runs, by `benchmarks/step_graphs.py`.
 """
 
-from __future__ import annotations
-
 import benchmark  # noqa: F401 - it makes benchmarks/ importable
 import pytest
 import tensorflow as tf

@@ -4,8 +4,6 @@ They must see the greatest magnitude of the unscaled gradients, before anybody c
 them, on all replicas: here the last one has it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

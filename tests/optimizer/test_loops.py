@@ -3,8 +3,6 @@
 That both kinds of loops train in every mode is in test_loops_in_every_mode.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

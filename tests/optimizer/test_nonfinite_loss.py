@@ -6,8 +6,6 @@ fault is in test_blame.py, and the rule of how many are ignored in
 scales/test_ignored_losses.py.
 """
 
-from __future__ import annotations
-
 import exact
 import numpy as np
 import pytest

@@ -9,8 +9,6 @@ Their numbers are so simple that no order of summation can change a bit.
   of TensorFlow's loss scale, written by TensorFlow 2.4, 2.15 and, with Keras 3.3, 2.16.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 

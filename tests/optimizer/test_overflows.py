@@ -1,7 +1,5 @@
 """The memory of an overflow: it costs its own step, and no step after that."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from exact import S, Trained, changes_nothing, clip, warned

@@ -1,7 +1,5 @@
 """Keras 3's float8 layers: new values of their variables in the place of gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -5,8 +5,6 @@ often its gradient was divided: see exact.py. What is seen of straight-line prog
 in provenance/test_expressions.py.
 """
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -3,8 +3,6 @@
 That every route keeps the whole state is in test_routes.py.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

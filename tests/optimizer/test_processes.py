@@ -5,8 +5,6 @@ Both must skip both; a worker that decides by its own flag alone leaves the othe
 waiting for ever. So a watchdog ends them after 90 seconds, and the test fails.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Subclasses of a Keras's own wrapper run when they are derived from ours instead."""
 
-from __future__ import annotations
-
 import pytest
 from limits import TENSORFLOW
 from models import data, regression

@@ -1,7 +1,5 @@
 """`reduction`: what replicas and workers know together, also more than are here."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor

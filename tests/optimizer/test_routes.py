@@ -5,8 +5,6 @@ then the optimizer is saved by each route, another is made of its config, and bo
 alike: weights, slots, the loss scale, the guard, counters, what is known of bad losses.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 

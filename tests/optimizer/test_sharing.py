@@ -3,8 +3,6 @@
 On replicas it is in test_loops_in_every_mode.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

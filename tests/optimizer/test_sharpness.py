@@ -1,7 +1,5 @@
 """Sharpness-aware minimization: the recipe of docs/recipes.md restores exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pages
 import pytest

@@ -1,7 +1,5 @@
 """A step: what was unscaled has its say, and what its graph leaves out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

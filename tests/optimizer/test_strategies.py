@@ -8,8 +8,6 @@ once more on four, and with another strategy, in processes of their own. That ev
 trains in every mode is in test_loops_in_every_mode.py.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

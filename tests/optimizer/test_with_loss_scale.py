@@ -1,7 +1,5 @@
 """`with_loss_scale`: another loss scale in the middle of a run. It is in `base.py`."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from exact import START, S, Trained, heard, warned

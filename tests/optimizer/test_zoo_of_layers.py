@@ -7,8 +7,6 @@ or never. The gradient of each expression is linear in what comes back: what is 
 a custom gradient that clips, trains otherwise when it is scaled.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

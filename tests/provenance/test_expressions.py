@@ -6,8 +6,6 @@ an expression, in which `w` is the weight, `other` a constant, `s` the loss scal
 table is right is seen by the numbers, and by training with some of its rows.
 """
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from itertools import cycle

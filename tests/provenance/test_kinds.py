@@ -5,8 +5,6 @@ or a number, the two results are equal; if it is said to be scaled, one is twice
 other; and so on. What is said to be changed or unknown may be anything.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

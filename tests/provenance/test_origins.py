@@ -1,7 +1,5 @@
 """What is known of a list of gradients, and that asking for it changes nothing."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

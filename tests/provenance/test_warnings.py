@@ -4,8 +4,6 @@ Others are heard where their programs are: provenance/test_expressions.py, and
 optimizer/test_pending.py.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """One family of each Keras: the optimizers have no part in these tools."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from installed import each_keras

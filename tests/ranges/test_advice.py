@@ -1,7 +1,5 @@
 """Whoever follows what the reports print of an overflow has a finite forward pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The table of causes: what each operation makes of what, and what is said of that."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Counts by exponent say what NumPy's float16 does, at every power of two."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """forward_ranges: counts are exact, and the layers that need float32 are named."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

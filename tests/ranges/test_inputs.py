@@ -1,7 +1,5 @@
 """What the three tools refuse, and what they say of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

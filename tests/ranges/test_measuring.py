@@ -1,7 +1,5 @@
 """gradient_ranges: float32's gradients, counted exactly, and a model left as it was."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

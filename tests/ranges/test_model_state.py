@@ -1,7 +1,5 @@
 """All three tools leave the model, its metrics and the random streams as they were."""
 
-from __future__ import annotations
-
 import functools
 import random
 

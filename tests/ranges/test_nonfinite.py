@@ -4,8 +4,6 @@ This holds `causes.py`, `step.py`, `nonfinite.py` and `runtime/derivatives.py`. 
 models are in `support/nonfinite_models.py`.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from functools import partial

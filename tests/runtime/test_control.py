@@ -1,7 +1,5 @@
 """Of two sides of a branch one runs, in a graph and under XLA."""
 
-from __future__ import annotations
-
 import inspect
 
 import tensorflow as tf

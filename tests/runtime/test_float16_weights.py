@@ -1,7 +1,5 @@
 """Variables in float16: one warning, and none where float16 does no harm to them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

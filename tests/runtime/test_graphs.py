@@ -1,7 +1,5 @@
 """Which graph is built, and which are in sight."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from version_1 import running

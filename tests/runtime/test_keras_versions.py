@@ -1,7 +1,5 @@
 """What is done as soon as somebody imports a package, tf_keras above all."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import sys

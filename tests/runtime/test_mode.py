@@ -1,7 +1,5 @@
 """In which mode TensorFlow is, is seen from wherever it is asked."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from installed import ROOT

@@ -1,7 +1,5 @@
 """Who is told of eager mode's operations, and until when."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

@@ -1,7 +1,5 @@
 """What replicas know together, without a strategy, in replica context and across."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

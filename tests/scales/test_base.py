@@ -1,7 +1,5 @@
 """What every loss scale has from LossScale itself."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import warnings

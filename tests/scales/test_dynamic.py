@@ -1,7 +1,5 @@
 """DynamicLossScale: hysteresis, restored counts. test_reference.py has its rule."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -3,8 +3,6 @@
 A new loss scale adds one entry to `DECLARED` in support/every_loss_scale.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -1,7 +1,5 @@
 """FixedLossScale: it stays, and what it does with gradients that are not finite."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

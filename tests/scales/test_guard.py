@@ -1,7 +1,5 @@
 """What a guard can do to a step, and every mistake that somebody can make in one."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

@@ -1,7 +1,5 @@
 """HeadroomLossScale against its rule in plain Python, bit for bit."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How many bad losses are ignored: the rule alone, beside one that sees every step."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings

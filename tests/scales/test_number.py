@@ -1,7 +1,5 @@
 """A loss scale where a number is expected: Keras 2's is a tensor, Keras 3's a float."""
 
-from __future__ import annotations
-
 import math
 import operator
 import weakref

@@ -7,8 +7,6 @@ are there anyway. What is not installed is skipped.
 multiplies by others in float64, and the last bit may differ.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

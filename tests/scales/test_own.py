@@ -1,7 +1,5 @@
 """Loss scales that users write: rules as functions, and whole updates."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

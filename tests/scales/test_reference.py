@@ -1,7 +1,5 @@
 """The rule once more in plain Python, against the real one over random runs."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

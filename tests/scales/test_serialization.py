@@ -1,7 +1,5 @@
 """TensorFlow's own loss scales are taken, and go on where they are."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

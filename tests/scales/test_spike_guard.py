@@ -1,7 +1,5 @@
 """SpikeGuard against its rule in plain Python, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """simulate: the object's own rule, on a copy, over a run."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """benchmarks/replicas.py and timing.py as modules; what crosses replicas, counted."""
 
-from __future__ import annotations
-
 import sys
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ It prints STOPPED and more for each run that `enable_check_numerics()` stops. Th
 has an overflow.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

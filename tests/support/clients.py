@@ -1,7 +1,5 @@
 """What tests of clients of Keras 2 have in common."""
 
-from __future__ import annotations
-
 import pytest
 
 from lossscale import DynamicLossScale, LossScaleOptimizer

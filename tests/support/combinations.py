@@ -1,7 +1,5 @@
 """Few of a test's combinations of parameters: conftest.py says which run when."""
 
-from __future__ import annotations
-
 import itertools
 
 

@@ -1,7 +1,5 @@
 """Drives a loss scale through a run of finite and bad steps, each way it can run."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from models import compiled

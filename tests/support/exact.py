@@ -4,8 +4,6 @@ Each begins at 8, and is trained with SGD(1.0). Its true gradient is the factor 
 loss, a power of two: so what was subtracted is the gradient as it was applied.
 """
 
-from __future__ import annotations
-
 import warnings
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """A model whose data decide what goes wrong in it, the same on every Keras."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from exact import heard

@@ -1,7 +1,5 @@
 """Guards of a user's own, and those that must keep every promise of a guard."""
 
-from __future__ import annotations
-
 import pages
 import tensorflow as tf
 

@@ -7,8 +7,6 @@ and applied steps, and those that float64 arithmetic in one process comes to; or
 was raised.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -3,8 +3,6 @@
 test_processes.py holds those of several processes against the real thing.
 """
 
-from __future__ import annotations
-
 from fnmatch import fnmatch
 
 _UNSUPPORTED = "Loss scaling is not supported with the tf.distribute.Strategy: {}"

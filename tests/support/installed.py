@@ -3,8 +3,6 @@
 Import it before anything asks TensorFlow for its devices.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

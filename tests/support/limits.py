@@ -1,7 +1,5 @@
 """What a version of TensorFlow or of Keras cannot do: the one place that knows."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Small models, optimizers and loops, the same on every Keras."""
 
-from __future__ import annotations
-
 import random
 import sys
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Each request has the `parameters` of a scaler and the `flags` of its steps. A pr
 for each system: Paddle crashes where TensorFlow has been imported before it.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -4,8 +4,6 @@ Each builder takes a `Maker`, which makes every layer and every operation: as th
 says, once there is some.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

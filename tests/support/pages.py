@@ -1,7 +1,5 @@
 """The README and the pages of docs/: their programs, what these print, and links."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

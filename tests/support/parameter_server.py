@@ -7,8 +7,6 @@ arithmetic in one process comes to, and the loss scale is as by the rule, or wha
 raised. test_processes.py starts it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial

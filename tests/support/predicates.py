@@ -4,8 +4,6 @@ Counted on the way of a good step, in what TensorFlow runs: at most so many, as 
 within a branch may stay out.
 """
 
-from __future__ import annotations
-
 import re
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What the package uses that TensorFlow, Keras and Python do not publish."""
 
-from __future__ import annotations
-
 import re
 
 _TABLE = """

@@ -6,8 +6,6 @@ FILE.txt, if it is there, holds what the page shows. A process of its own, since
 the programs makes a strategy of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import runpy

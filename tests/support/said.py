@@ -3,8 +3,6 @@
 No `fit` runs. `TRUE` has, for each function of the two tables, what makes its subject.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

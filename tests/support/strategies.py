@@ -4,8 +4,6 @@ All numbers are small powers of two or few bits more, so that every sum is exact
 order: what two replicas compute must equal what one does to the last bit.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One weight that an engine or a wrapper trains, with the same names for both."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 from models import variable_of
 

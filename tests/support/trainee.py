@@ -10,8 +10,6 @@ After the last step it writes FOLDER/end.npz and waits to be told to end.
 TensorFlow is imported once: nothing of it has run yet when a process splits off.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Programs of TensorFlow 1, run as each of its modes and TensorFlow 2's would."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -8,8 +8,6 @@ train, one after the other: "resumed" goes on from what "loop" has saved after t
 `FOLDER/RANK.json`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
