@@ -148,6 +148,11 @@ def test_of_ten_skipped_steps_in_a_row_the_rule_is_told_of_one(cls):
     assert changes[changes > 1].tolist() == [11, 21]
     assert found.steps_lost == 23
     assert not found.spikes.any()  # their gradients were not finite
+    # Of those that are as far apart as here it is never told.
+    given = {"is_finite": np.ones([80], bool), "largest": np.full([80], 2.0**-8)}
+    given["bad_losses"] = np.arange(80) % 5 == 4
+    found = simulate(cls(2.0**3), **given, nonfinite_loss="skip")
+    assert (np.diff([*found.loss_scale, found.final_loss_scale]) >= 0).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
