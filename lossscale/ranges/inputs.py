@@ -74,8 +74,7 @@ def first_batches(
 ) -> Tuple[Any, Iterator[Any], int]:
     """Returns the first batch, an iterator that begins with it, and its length.
 
-    Batches are as `fit` hands them to a `train_step`: `triple` takes them apart. Arrays
-    are cut into batches of `batch_size`, or else of `rows`.
+    Batches are as a `train_step` gets them, of `batch_size` or, if None, `rows` rows.
     """
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
