@@ -37,6 +37,12 @@ def test_growth_catches_up_with_a_restored_counter():
     assert float(loss_scale) == 16
 
 
+def test_it_does_not_grow_to_infinity():
+    loss_scale = DynamicLossScale(2.0**127, increment_period=1)
+    loss_scale.adjust(True)
+    assert float(loss_scale) == 2.0**127
+
+
 @pytest.mark.peer_defect(21)
 def test_an_overflow_never_raises_the_scale():
     loss_scale = DynamicLossScale(0.25, min_loss_scale=0.25)
