@@ -77,6 +77,8 @@ def test_keras_own_wrapper_and_its_config_are_taken(family):
             assert_wraps_sgd(family, optimizer)
         assert optimizer.inner_optimizer is wrapper.inner_optimizer
         assert taken({**config, "name": "mine"}).name == "mine"
+        held = {**config, "inner_optimizer": family.optimizers.SGD(0.25)}
+        assert_wraps_sgd(family, LossScaleOptimizer.from_config(held))
 
 
 def test_the_config_of_tensorflow_2_3_is_taken(family):

@@ -1,10 +1,13 @@
-"""Counts by exponent say what NumPy's float16 does, at every power of two."""
+"""Counts by exponent say what NumPy's float16 does, at every power of two.
+
+What a single tensor holds, `magnitudes.py`, is at the end.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lossscale.ranges import exponents
+from lossscale.ranges import exponents, magnitudes
 
 SMALLEST, NORMAL, INFINITE = 2.0**-25, 2.0**-14, 65520.0
 
@@ -82,3 +85,10 @@ def test_nothing_and_other_float_dtypes_are_counted():
         counts, largest = exponents.count(tf.constant([1.0, 0.0, 4.0], dtype))
         assert exponents.tally(counts.numpy())["zeros"] == 1
         assert float(largest) == 4.0
+
+
+def test_what_a_tensor_holds_in_bfloat16_too():
+    found = tf.constant([np.inf, 1.0, -2.0], tf.bfloat16)
+    assert magnitudes.look(found) == magnitudes.Look(2.0, ["inf"], 1)
+    assert magnitudes.are_alike(found, tf.cast(found, tf.float32))
+    assert not magnitudes.are_alike(found, found[:2])

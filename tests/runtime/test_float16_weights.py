@@ -96,6 +96,16 @@ def test_copies_of_some_leave_the_others_named(family, holds):
     assert float16_weights.float16_names(inner, narrow) == "two"
 
 
+def test_slots_that_are_looked_up_by_name_are_found():
+    optimizer = tf.compat.v1.train.MomentumOptimizer(1.0, 0.9)
+    narrow = tf.Variable([1.0, 2.0], dtype=tf.float16, name="narrow")
+    assert float16_weights.float16_names(optimizer, [narrow]) == "narrow"
+    optimizer.apply_gradients([(tf.constant([0.0, 0.0], tf.float16), narrow)])
+    assert float16_weights.float16_names(optimizer, [narrow]) == "narrow"
+    optimizer.copies = [tf.Variable([1.0, 2.0])]
+    assert float16_weights.float16_names(optimizer, [narrow]) == ""
+
+
 def test_the_dtype_counts_in_which_a_variable_is_kept(family):
     """Within a layer's `call` Keras 3 says float16 of variables in float32."""
     seen = []

@@ -51,7 +51,7 @@ def test_an_overflow_never_raises_the_scale():
 
 
 def test_settings_are_plain_attributes():
-    loss_scale = DynamicLossScale(np.float32(8), np.int64(3), hysteresis=2)
+    loss_scale = DynamicLossScale(np.float32(8), np.array(3), hysteresis=2)
     assert loss_scale.initial_loss_scale == 8.0
     assert type(loss_scale.initial_loss_scale) is float
     assert loss_scale.increment_period == 3
