@@ -34,6 +34,9 @@ class Drifting(LossScale):
         value = tf.where(is_finite, state.value * 1.5, state.value * 0.25)
         return {"value": value, "total": state.total + tf.cast(value, tf.float64)}
 
+    def get_config(self):
+        return {}
+
 
 class Uncompilable(Drifting):
     """A rule that XLA cannot compile."""
