@@ -70,15 +70,15 @@ def scale_of(optimizer: Any) -> float:
 
 
 def first_batches(
-    data: Batch, batch_size: Optional[int], batches: Optional[int], rows: int = 32
+    data: Batch, batch_size: Optional[int], batches: Optional[int], whole: int = 0
 ) -> Tuple[Any, Iterator[Any], int]:
     """Returns the first batch, an iterator that begins with it, and its length.
 
-    Batches are as a `train_step` gets them, of `batch_size` or, if None, `rows` rows.
+    Batches are as in a `train_step`. Arrays of at most `whole` rows are not cut.
     """
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
-    chosen, length = _all_batches(data, batch_size, rows)
+    chosen, length = _all_batches(data, batch_size, whole)
     if length is None and batches is None:
         raise ValueError(
             "`batches` must be a number if the length of the data is unknown or "
@@ -100,7 +100,7 @@ def triple(batch: Any) -> Batch:
 
 
 def _all_batches(
-    data: Batch, batch_size: Optional[int], size: int
+    data: Batch, batch_size: Optional[int], whole: int
 ) -> Tuple[Iterator[Any], Optional[int]]:
     """Returns an iterator, and its length. None: it is unknown or infinite."""
     x, *others = data
@@ -130,7 +130,8 @@ def _all_batches(
             "`x`, `y` and `sample_weight` must have the same number of rows, got "
             f"shapes {', '.join(map(str, shapes))}."
         )
-    rows, size = lengths.pop(), batch_size or size
+    rows = lengths.pop()
+    size = batch_size or (rows if 0 < rows <= whole else 32)
 
     def from_row(start: int) -> Any:
         x, y, sample_weight = tf.nest.map_structure(

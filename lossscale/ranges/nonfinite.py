@@ -144,7 +144,7 @@ def find_nonfinite(
       y: Targets, or None if `x` yields them.
       sample_weight: Weights as in `fit`, or None.
       loss: A loss as in `compile`, or None: the compiled one.
-      batch_size: An integer, the rows to look at if `x` holds arrays, or None: 1,024.
+      batch_size: An integer for arrays, or None: all of up to 1,024 rows, else 32.
 
     Returns:
       A `NonfiniteReport`: print it.
@@ -179,10 +179,10 @@ def find_nonfinite(
     is_hidden = fault is not None and not first.bad
     is_harmless = _is_harmless(keras, first, run) if is_hidden else False
     if fault is None or is_harmless:
-        where = None if place == "none" else place
-        rows = tf.nest.flatten(x)[0].shape[0]
+        shapes = [part.shape for part in tf.nest.flatten(batch) if part is not None]
+        rows = max([1, *(shape[0] for shape in shapes if shape.rank)])
         seen = causes.PLACES[place].format(scale=scale_text(scale), rows=rows)
-        report = NonfiniteReport(where, seen=seen)
+        report = NonfiniteReport(None if place == "none" else place, seen=seen)
     else:
         report = _report_of(fault, data)
         if report.where in {"forward", "loss", "gradient"}:

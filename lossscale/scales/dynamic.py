@@ -42,9 +42,8 @@ _ARGUMENTS = arguments.Declared(
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and falls when they are not.
 
-    Use it unless you know the right scale. `next_state` is the rule;
-    https://github.com/lossscale/lossscale/blob/main/docs/choosing.md says when to
-    change it.
+    Use it unless you know the right scale. `next_state` is the rule. When to change it:
+    https://github.com/lossscale/lossscale/blob/main/docs/choosing.md.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:

@@ -267,8 +267,22 @@ def test_a_loss_that_overflows_by_its_many_rows_is_found(family):
     x = np.full([256, 1], 1000.0, np.float32)
     model.set_weights([np.ones([1, 1]), np.zeros([1])])
     assert find_nonfinite(model, x, 0.0 * x).where == "loss"
-    found = find_nonfinite(model, x, 0.0 * x, batch_size=32)
-    assert "In this batch of 32 rows the loss is finite" in str(found)
+    many = np.repeat(x, 5, axis=0)  # no batch any more: it may not fit into memory
+    for arrays, size in ((x, 32), (many, None)):
+        found = find_nonfinite(model, arrays, 0.0 * arrays, batch_size=size)
+        assert "In this batch of 32 rows the loss is finite" in str(found)
+
+
+def test_a_batch_may_begin_with_its_number(family):
+    class Numbered(family.keras.Sequential):
+        def train_step(self, batch):
+            return super().train_step(batch[1])
+
+    model = Numbered([family.keras.Input((1,)), family.keras.layers.Dense(1)])
+    model.compile(family.optimizers.SGD(), "mse")
+    x = tf.data.Dataset.from_tensor_slices((np.ones([4, 1]), np.ones([4, 1])))
+    found = find_nonfinite(model, x.batch(4).enumerate())
+    assert "In this batch of 4 rows the loss is finite" in str(found)
 
 
 def test_a_thread_that_trains_meanwhile_is_not_stopped(family):
